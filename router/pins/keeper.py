@@ -2,8 +2,8 @@
 
 1. The prefix is computed as a request without output, at the workers that the policy chooses.
 2. The worker that computed it holds its blocks until the pin expires. If its quota is used up, others are tried.
-3. Every few seconds the router asks each holder whether it still has the pin. One that was lost, or dropped for a
-   request, is computed and held elsewhere. One that another router has deleted is forgotten.
+3. If a holder is lost, or reports that it has dropped pins, the pin is computed and held elsewhere. Now and then the
+   router asks each holder: a pin that another router has deleted is forgotten.
 
 A router that ends leaves its pins to expire where they are; no router places them anew.
 """
@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 MAX_PINS = 1024
 MAX_TOKENS = 16 << 20  # of all pins of a router, 4 bytes each
-CHECK_S = 2.0  # between two checks of the holders
+CHECK_S = 2.0  # between two checks of what the router knows of the holders
+CONFIRM_S = 20.0  # until a holder is asked, unless it has dropped pins
 RETRY_S = 30.0  # after a refusal; twice as long after each further one, since the prefix may be computed in vain
 LAST_RETRY_S = 600.0
 SOON_S = 2.0  # after another failure, such as the lack of a worker
@@ -125,13 +126,16 @@ class PinKeeper:
 
     async def _renew(self, pin: Pin, incarnation: str) -> None:
         """Ask a holder for its pin. Raises NotFound if it was deleted."""
-        connection = self._pool.connection(incarnation)
-        if connection is not None and connection.state is ConnectionState.SHORT_OF_RANKS:
-            return  # its engine responds once it has them
+        connection, holding = self._pool.connection(incarnation), pin.holders[incarnation]
+        if connection is not None:
+            has_dropped = connection.load.reported.num_dropped_pins != holding.num_dropped
+            is_due = has_dropped or time.monotonic() - holding.confirmed_s > CONFIRM_S
+            if not is_due or connection.state is ConnectionState.SHORT_OF_RANKS:  # it responds once it has them
+                return
         try:
             if connection is None:
                 raise NotCached("the worker was lost")
-            pin.holders[incarnation] = await hold(connection, pin, is_whole=False)
+            pin.holders |= await hold(connection, pin, is_whole=False)
         except (NotCached, QueueFull) as error:
             del pin.holders[incarnation]
             logger.info("pin %s is placed anew: %s", pin.name, error)

@@ -33,6 +33,14 @@ class Prefix:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """When a worker has last confirmed a pin, and how many pins it had dropped by then."""
+
+    num_dropped: int
+    confirmed_s: float = field(default_factory=time.monotonic)
+
+
 @dataclass(slots=True, eq=False)
 class Pin:
     """A pin. Workers are the authority on what is pinned; the router keeps what it needs to place it anew."""
@@ -44,7 +52,7 @@ class Pin:
     max_share: float = 0.0  # of a worker's blocks, for the owner; 0: the worker's limit
     created_s: float = field(default_factory=time.time)
     is_everywhere: bool = False  # on every worker that computes prompts, not on one
-    holders: dict[str, int] = field(default_factory=dict)  # number of tokens held, by incarnation
+    holders: dict[str, Holding] = field(default_factory=dict)  # by incarnation
     next_try_s: dict[str, float] = field(default_factory=dict)  # by incarnation, or "" for a new place, after a failure
     num_refusals: int = 0  # in a row, for lack of room
     last_failure: str = ""

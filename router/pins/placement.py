@@ -86,13 +86,11 @@ class Placement:
             connection = await self._compute(generation)
             try:
                 # Recurrent layers have checkpoints, so that the last blocks of a prefix may not be cached.
-                num_tokens = await hold(connection, pin, is_whole=left > 0)
+                pin.holders |= await hold(connection, pin, is_whole=left > 0)
             except NotCached:
                 if not left:
                     raise
                 continue
-            assert connection.description is not None
-            pin.holders[connection.description.incarnation] = num_tokens
             return
 
     async def _compute(self, generation: Generation) -> WorkerConnection:

@@ -11,7 +11,7 @@ from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import ClearRequest, ListPinsRequest, PinnedPrefix, PinRequest, UnpinRequest
 from baton.protos.worker_pb2_grpc import KVCacheStub
 from baton.router.errors import WorkerLost
-from baton.router.pins.pin import Pin
+from baton.router.pins.pin import Holding, Pin
 from baton.router.workers.connection import WorkerConnection
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.status import NotFound, Unavailable, error_from_code
@@ -43,8 +43,8 @@ class WorkerPin:
     pin: PinnedPrefix
 
 
-async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) -> int:
-    """Have a worker pin a prefix that it has cached; return the number of tokens that it holds.
+async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) -> dict[str, Holding]:
+    """Have a worker pin a prefix that it has cached; return its incarnation with the confirmation.
 
     `is_whole`: refuse a shorter prefix. Raises NotCached, NotFound if the pin was deleted, PinRefused for a quota, or
     another error of `rpc.status`.
@@ -60,8 +60,9 @@ async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) ->
         created_s=pin.created_s,
         incarnation=worker.incarnation,
     )
+    num_dropped = connection.load.reported.num_dropped_pins
     try:
-        return (await worker.response(KVCacheStub(worker.channel).Pin(request, timeout=CALL_S))).num_tokens
+        await worker.response(KVCacheStub(worker.channel).Pin(request, timeout=CALL_S))
     except grpc.aio.AioRpcError as error:
         details = error.details() or error.code().name
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
@@ -71,6 +72,7 @@ async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) ->
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             details = f"worker {worker.worker_id} is of a version without pins"
         raise error_from_code(error.code().value[0], details) from error
+    return {worker.incarnation: Holding(num_dropped)}
 
 
 async def delete(pool: WorkerPool, owner: str, name: str, deleted_s: float, but: Sequence[str] = ()) -> int:

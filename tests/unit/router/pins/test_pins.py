@@ -32,6 +32,7 @@ PREFIX = list(range(300, 400))  # 6 full blocks
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "CHECK_S", 0.01)
+    monkeypatch.setattr(keeper, "CONFIRM_S", 0.1)
 
 
 @asynccontextmanager
