@@ -18,6 +18,7 @@ from baton.router.workers.connection import WorkerConnection
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.status import ServiceError
 
+PREFIX_TOO_SHORT = "prefix_too_short"  # error code
 NUM_COMPUTATIONS = 3  # of a prefix that is evicted before it is held
 
 
@@ -51,8 +52,8 @@ class Placement:
         """Raise FieldError for a prefix that is shorter than a block of every worker."""
         smallest = min((worker.block_size for worker in self.prefillers()), default=1)
         if pin.num_tokens < smallest:
-            text = f"the prefix has {pin.num_tokens} tokens, but whole KV blocks are pinned, of {smallest} tokens each"
-            raise FieldError("prompt", text)
+            text = f"the prefix has a length of {pin.num_tokens}, but whole KV blocks are pinned, of {smallest} tokens"
+            raise FieldError("prompt", text, PREFIX_TOO_SHORT)
 
     async def place(self, pin: Pin, generation: Generation) -> None:
         """Have the worker that the policy chooses hold a pin, or another one if its quota is used up.

@@ -14,8 +14,9 @@ from baton.router.openai.messages import Messages, TemplateOptions, image_source
 from baton.router.openai.prompts import TEXT_SCHEMA, TOKEN_IDS_SCHEMA, read_token_ids
 from baton.router.openai.request_body import RequestBody
 from baton.router.openai.tools import Tools, tool_use
-from baton.settings.names import NAME_RULE, is_name
+from baton.settings.names import MAX_NAME_CHARS
 
+NAME_PATTERN = f"^[!-~]{{1,{MAX_NAME_CHARS}}}$"  # visible ASCII characters
 DEFAULT_TTL_S = 3600.0
 MAX_TTL_S = 7 * 86400.0
 PREFIX_SCHEMA: dict[str, object] = {"anyOf": [TEXT_SCHEMA, {**TOKEN_IDS_SCHEMA, "minItems": 1}]}
@@ -27,7 +28,10 @@ class PinRequest(RequestBody):
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [
-                {"required": ["prompt"], "properties": {"messages": {"type": "null"}}},
+                {
+                    "required": ["prompt"],
+                    "properties": {"prompt": {"type": ["string", "array"]}, "messages": {"type": "null"}},
+                },
                 {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},
             ]
         }
@@ -40,19 +44,17 @@ class PinRequest(RequestBody):
     chat_template_kwargs: TemplateOptions = Field(default_factory=dict)
     add_special_tokens: bool | None = None  # None: true for a text, false for messages
     ttl_seconds: Annotated[float, Field(ge=1, le=MAX_TTL_S)] = DEFAULT_TTL_S
-    id: Annotated[str, Field(min_length=1, max_length=128)] | None = None  # an earlier pin with it is replaced
+    id: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None  # an earlier pin with it is replaced
     cache_salt: Label | None = None
 
     def check(self) -> None:
-        """Raise InvalidRequest unless the id is valid and exactly one prefix is given, without images."""
-        if self.id is not None and not is_name(self.id):
-            raise FieldError("id", f"id must be {NAME_RULE}")
+        """Raise InvalidRequest unless exactly one prefix is given, without images."""
         if self.messages is not None and self.prompt is not None:
             raise FieldError("prompt", "prompt and messages must not both be given")
         if self.messages is None and self.prompt is None:
             raise InvalidRequest("prompt or messages is required")
         if self.messages is not None and image_sources(self.messages):
-            raise FieldError("messages", "messages with images cannot be pinned; leave the images out")
+            raise FieldError("messages", "a pin takes no images; leave them out of the messages")
 
     @property
     def adds_special_tokens(self) -> bool:

@@ -39,6 +39,7 @@ CASES = (
         router.ContextExceeded("", "", "context_length_exceeded", max_model_len=0, num_tokens=0, num_output_tokens=0),
         "prompt and output do not fit the model's context",
     ),
+    _field("prefix_too_short", "the prefix to pin is shorter than a KV block"),
     _field("storage_limit_exceeded", "there is no room for the file, or for results of the batch"),
     _field("too_many_files", "there are as many files as there may be"),
     Case(rpc.Unauthenticated(""), "the API key is missing or unknown"),

@@ -194,11 +194,11 @@ async def test_tenants_neither_see_nor_use_each_others_pins(tmp_path: Path) -> N
 
 async def test_invalid_pins_are_refused() -> None:
     invalid: list[tuple[dict[str, Any], str]] = [
-        ({"prompt": [1, 2, 3]}, "3 tokens, but whole KV blocks are pinned, of 16"),
+        ({"prompt": [1, 2, 3]}, "a length of 3, but whole KV blocks are pinned, of 16"),
         ({"prompt": None}, "prompt or messages is required"),
         ({"messages": [{"role": "user", "content": "a"}]}, "must not both be given"),
         ({"prompt": [1, "a"]}, "prompt[1] is 'a', but must be a token id"),
-        ({"id": "a b"}, "id must"),
+        ({"id": "a b"}, "id"),
         ({"ttl_seconds": 0}, "ttl_seconds"),
         ({"ttl_seconds": 1e9}, "ttl_seconds"),
         ({"prompt": [5] * 5000}, "maximum context length"),
