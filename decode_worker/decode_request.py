@@ -78,6 +78,8 @@ class DecodeRequest:
                 sampling=sampling_from_proto(command.sampling),
                 cache_salt=command.cache_salt,
                 images=images,
+                adapter=command.adapter or None,
+                adapter_digest=command.adapter_digest,
                 tenant=command.tenant,
                 priority=command.priority,
                 num_marked_tokens=command.num_marked_tokens,
@@ -119,6 +121,8 @@ class DecodeRequest:
             num_ranks=num_ranks,
             images=map(image_to_proto, self.request.images),
             num_marked_tokens=command.num_marked_tokens,
+            adapter=command.adapter,
+            adapter_digest=self.request.adapter_digest,
         )
 
     def note_origins(self, announced: frozenset[KVOrigin] = NO_ORIGINS) -> None:

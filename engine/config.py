@@ -7,6 +7,9 @@ from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.execution.visible_gpus import visible_gpus
+from baton.engine.lora.config import DTYPES as LORA_DTYPES
+from baton.engine.lora.config import LoraConfig
+from baton.engine.mla import MLAConfig
 from baton.engine.rope import RopeConfig, yarn_mscale
 from baton.engine.speculation.config import SpeculationConfig
 from baton.engine.vision.config import VisionConfig
@@ -123,13 +126,25 @@ class EngineConfig:
     async_scheduling: bool | None = option(
         None,
         "Launch a step while the previous one is running. Default: on GPUs. Steps with a request that uses top-k, "
-        "top-p, penalties, a grammar or logprobs wait for the previous one.",
+        "top-p, penalties, a grammar, logprobs or a LoRA adapter wait for the previous one.",
     )
     enforce_eager: bool = option(False, "On a GPU, decode without CUDA graphs.")
     speculative_config: JsonText | None = option(
         None,
         'Speculative decoding, as in vLLM: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, '
         '"prompt_lookup_max": 5}. Outputs stay the same. Default: none.',
+    )
+
+    enable_lora: bool = option(False, "Serve LoRA adapters.")
+    max_loras: int = option(
+        8, "LoRA adapters in one batch, and in a GPU's memory; requests for more wait.", minimum=1, maximum=1024
+    )
+    max_lora_rank: int = option(16, "Largest rank of a LoRA adapter.", minimum=1, maximum=1024)
+    max_cpu_loras: int | None = option(
+        None, "LoRA adapters in a worker's host memory, at least max_loras. Default: 4 times max_loras.", minimum=1
+    )
+    lora_dtype: str = option(
+        "auto", "Type of the matrices of LoRA adapters; auto is the type of the activations.", choices=LORA_DTYPES
     )
 
     def __post_init__(self) -> None:
@@ -145,6 +160,7 @@ class EngineConfig:
                 f"({self.block_size})"
             )
         SpeculationConfig.parse(self.speculative_config)
+        self.lora.check()
         if self.device == "auto":
             object.__setattr__(self, "device", visible_gpus().auto_device)
 
@@ -152,6 +168,12 @@ class EngineConfig:
     def tokenizer_directory(self) -> str:
         """Directory of the tokenizer: the model's, unless an option names another."""
         return self.tokenizer or self.model
+
+    @property
+    def lora(self) -> LoraConfig:
+        """Options of LoRA adapters."""
+        most = self.max_cpu_loras or 4 * self.max_loras
+        return LoraConfig(self.enable_lora, self.max_loras, self.max_lora_rank, most, self.lora_dtype)
 
     @property
     def is_on_cpu(self) -> bool:
@@ -195,42 +217,6 @@ class MoEConfig:
     has_biases: bool = False  # in the router and in the experts
     is_parallel: bool = False  # next to a dense MLP, each with norms of its own (Gemma 4)
     weights_inputs: bool = False  # a token's weight multiplies its one expert's input instead of its output
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexerConfig:
-    """Lightning indexer (DeepSeek-V3.2): it chooses the tokens that a token attends to."""
-
-    num_heads: int
-    head_dim: int
-    topk: int  # tokens that are attended to, if the context has more
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MLAConfig:
-    """Multi-head latent attention (DeepSeek-V2)."""
-
-    kv_lora_rank: int
-    q_lora_rank: int | None
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    indexer: IndexerConfig | None = None  # None: a token attends to the whole context
-
-    @property
-    def qk_head_dim(self) -> int:
-        """Width of a query head."""
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-    @property
-    def latent_dim(self) -> int:
-        """Width of a token's latent: the compressed KV and the rotary key shared by all heads."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
-
-    @property
-    def row_dim(self) -> int:
-        """Width of a token's cache entry: its latent, and its key for the indexer."""
-        return self.latent_dim + (self.indexer.head_dim if self.indexer is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)

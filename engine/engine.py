@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.config import EngineConfig
-from baton.engine.errors import EngineError, InvalidRequest, UnsupportedModel
+from baton.engine.errors import EngineError, UnsupportedModel
 from baton.engine.execution.device import wait_for
 from baton.engine.execution.in_flight_step import InFlightStep, LaunchedStep
 from baton.engine.execution.loaded_model import load, zeros
@@ -22,21 +22,21 @@ from baton.engine.grammar.compiler import GrammarCompiler, make_xgrammar_backend
 from baton.engine.grammar.masks import GrammarMasks
 from baton.engine.grammar.trial import ProcessTrial
 from baton.engine.kv.block_manager import BlockManager
+from baton.engine.lora.registry import AdapterRegistry
 from baton.engine.outputs import EngineStats, ExpertFigures, RequestOutput, StepOutput
 from baton.engine.parallel.lockstep import Lockstep
 from baton.engine.parallel.rank0_model import Rank0Model
 from baton.engine.parallel.tensor_parallel import TensorGroup
-from baton.engine.pooling.config import PoolingParams
 from baton.engine.pooling.pooler import Pooler
 from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.sampler import Sampler
+from baton.engine.scheduling.request_limits import check_fits_model
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_clock import StepClock
 from baton.engine.scheduling.step_rates import StepWork
 from baton.engine.speculation.figures import SpeculationCounters
 from baton.engine.speculation.speculator import speculator_of
-from baton.engine.vision.image import check_images
 from baton.engine.vision.step_images import StepImages
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,10 @@ class Engine:
             config, self.blocks, self.finish_rule, self._clock.rates_for_drafts, self.grammars.may_draft,
             lambda: group.ranks.num_tokens_elsewhere if group is not None else 0,
         )  # fmt: skip
-        self.scheduler = Scheduler(config, self.blocks, self.finish_rule, self.grammars.may_sample, self.speculator)
+        self.adapters = AdapterRegistry(config.lora, loaded.adapted)
+        self.scheduler = Scheduler(
+            config, self.blocks, self.finish_rule, self.grammars.may_sample, self.speculator, self.adapters.use
+        )
         if group is not None:
             group.join(self.origin.fingerprint)
             group.form()
@@ -170,23 +173,13 @@ class Engine:
             self.lockstep.woken(epoch, round_number)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
-        request.sampling.validate(vocab_size := self.model_config.vocab_size)
-        if not all(0 <= token_id < vocab_size for token_id in request.token_ids):
-            raise InvalidRequest(f"a prompt token id is out of range; valid ids are 0 to {vocab_size - 1}")
-        check_images(request.images, request.token_ids, request.num_prompt_tokens, self.model_config.vision)
-        if request.pooling is not None:
-            self._enter_pooled(request, request.pooling)
-        elif not self.generates:
-            raise InvalidRequest("the model only makes embeddings: its checkpoint has no lm_head")
+        """Queue a request. Raises InvalidRequest, UnknownAdapter or QueueFull."""
+        check_fits_model(request, self.model_config, self.pooling, generates=self.generates)
+        if request.pooling is not None and self.pooling is not None:
+            request.computes_all = self.pooling.needs_all_tokens
+        self.adapters.resolve(request)
         self.grammars.enter(request)
         self.scheduler.add(request)
-
-    def _enter_pooled(self, request: Request, params: PoolingParams) -> None:
-        if self.pooling is None:
-            raise InvalidRequest("the model makes no embeddings; set pooling if it should")
-        self.pooling.check(params)
-        request.computes_all = self.pooling.needs_all_tokens
 
     def schedule(self) -> Schedule:
         """Return the next step's work, the requests whose blocks are now ready for remote prefill, and those that have
@@ -311,7 +304,7 @@ class Engine:
         return EngineStats(
             num_running=num_running,
             num_waiting=self.scheduler.num_unfinished - num_running,
-            num_queued_tokens=self.scheduler.num_queued_tokens,
+            num_queued_tokens=self.scheduler.backlog.num_queued_tokens,
             num_free_blocks=self.blocks.num_free,
             num_blocks=self.blocks.num_usable,
             step_s=self._clock.mean_s,
@@ -323,11 +316,13 @@ class Engine:
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
             decode_step_s=rates.decode_step_s,
             decode_sequence_s=rates.decode_sequence_s,
-            num_awaited_blocks=self.scheduler.num_awaited_blocks,
-            num_receiving=self.scheduler.num_receiving,
+            num_awaited_blocks=self.scheduler.backlog.num_awaited_blocks,
+            num_receiving=self.scheduler.backlog.num_receiving,
             pins=self.blocks.prefix_pins.figures,
             grammars=replace(self.grammars.counters),
             speculation=self.speculator.counters.copy() if self.speculator else SpeculationCounters(),
+            resident_adapters=self.adapters.resident(),
+            adapter_load_s=self.adapters.load_s,
         )
 
     def expert_figures(self) -> ExpertFigures | None:

@@ -92,6 +92,8 @@ class EngineStats:
     grammars: GrammarCounters = field(default_factory=GrammarCounters)
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
     pins: PinFigures = field(default_factory=PinFigures)
+    resident_adapters: Sequence[str] = ()  # names of LoRA adapters that a step can use without a copy to the device
+    adapter_load_s: float = 0.0  # of the last such copy; 0: there was none
 
 
 @dataclass(frozen=True, slots=True)

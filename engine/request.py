@@ -44,6 +44,9 @@ class Request:
     sampling: SamplingParams
     cache_salt: str = ""
     images: tuple[Image, ...] = ()  # in the prompt, in the order of their tokens; kept for recomputation
+    adapter: str | None = None  # name of its LoRA adapter
+    adapter_digest: str = ""  # of its contents; set when the engine takes the request, which may expect one
+    adapter_number: int = 0  # of the loaded adapter that it uses; 0: none
     tenant: str = ""  # its requests share bounds on the engine's threads
     priority: int = 0  # lower is served earlier
     receives_kv: bool = False  # the prompt is prefilled remotely and its KV will be received
@@ -99,9 +102,14 @@ class Request:
 
     def hash_blocks(self, block_size: int) -> list[BlockHash]:
         """Return the hashes of the full blocks of all tokens known so far."""
-        root, marks = root_hash(self.cache_salt), hash_marks(self.images, block_size)
+        root, marks = root_hash(self.cache_salt, self.adapter_id), hash_marks(self.images, block_size)
         extend_hashes(self.block_hashes, self.token_ids, block_size, root, marks)
         return self.block_hashes
+
+    @property
+    def adapter_id(self) -> str:
+        """Digest of its adapter for block hashes; until the digest is known, one that no block has; empty: none."""
+        return "" if self.adapter is None else self.adapter_digest or f"{self.adapter} of unknown contents"
 
     @property
     def num_output_tokens(self) -> int:

@@ -57,6 +57,8 @@ class EmbeddingBatch:
                 num_prompt_tokens=len(token_ids),
                 sampling=SamplingParams(max_tokens=1),
                 cache_salt=message.cache_salt,
+                adapter=message.adapter or None,
+                adapter_digest=message.adapter_digest,
                 priority=message.priority,
                 pooling=pooling,
             )

@@ -30,6 +30,8 @@ class RankCommand(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _builtins.int
     MAKE_CHECKSUMS_FIELD_NUMBER: _builtins.int
     CLEAR_FIELD_NUMBER: _builtins.int
+    READ_ADAPTER_FIELD_NUMBER: _builtins.int
+    DROP_ADAPTER_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """number of the operation that it begins or belongs to, chosen by the first rank"""
     @_builtins.property
@@ -56,6 +58,14 @@ class RankCommand(_message.Message):
     def clear(self) -> Global___ClearBlocks:
         """stop all writes into blocks"""
 
+    @_builtins.property
+    def read_adapter(self) -> Global___ReadAdapter:
+        """read a LoRA adapter while steps go on"""
+
+    @_builtins.property
+    def drop_adapter(self) -> Global___DropAdapter:
+        """free the memory of a LoRA adapter; it has no response"""
+
     def __init__(
         self,
         *,
@@ -66,12 +76,14 @@ class RankCommand(_message.Message):
         checksums: _worker_pb2.BlockChecksums | None = ...,
         make_checksums: Global___MakeChecksums | None = ...,
         clear: Global___ClearBlocks | None = ...,
+        read_adapter: Global___ReadAdapter | None = ...,
+        drop_adapter: Global___DropAdapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "join", b"join", "make_checksums", b"make_checksums", "receive", b"receive"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "drop_adapter", b"drop_adapter", "join", b"join", "make_checksums", b"make_checksums", "read_adapter", b"read_adapter", "receive", b"receive"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "join", b"join", "make_checksums", b"make_checksums", "number", b"number", "receive", b"receive"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "drop_adapter", b"drop_adapter", "join", b"join", "make_checksums", b"make_checksums", "number", b"number", "read_adapter", b"read_adapter", "receive", b"receive"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["join", "receive", "blocks", "checksums", "make_checksums", "clear"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["join", "receive", "blocks", "checksums", "make_checksums", "clear", "read_adapter", "drop_adapter"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -188,6 +200,56 @@ class ClearBlocks(_message.Message):
 Global___ClearBlocks: _TypeAlias = ClearBlocks  # noqa: Y015
 
 @_typing.final
+class ReadAdapter(_message.Message):
+    """A batch names the adapters of its sequences by number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    adapter: _builtins.int
+    """number, chosen by the first rank and never used before"""
+    name: _builtins.str
+    """for messages"""
+    path: _builtins.str
+    """directory, as on the first rank's node"""
+    def __init__(
+        self,
+        *,
+        adapter: _builtins.int = ...,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "name", b"name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadAdapter: _TypeAlias = ReadAdapter  # noqa: Y015
+
+@_typing.final
+class DropAdapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    adapter: _builtins.int
+    """number; later batches do not have it"""
+    def __init__(
+        self,
+        *,
+        adapter: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropAdapter: _TypeAlias = DropAdapter  # noqa: Y015
+
+@_typing.final
 class RankNews(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -199,6 +261,7 @@ class RankNews(_message.Message):
     CLEARED_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    ADAPTER_READ_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """number of the command's operation; 0: news of the rank itself"""
     @_builtins.property
@@ -229,6 +292,10 @@ class RankNews(_message.Message):
     def leaving(self) -> Global___RankLeaving:
         """its process got a SIGTERM: the worker drains"""
 
+    @_builtins.property
+    def adapter_read(self) -> Global___AdapterRead:
+        """result of read_adapter"""
+
     def __init__(
         self,
         *,
@@ -240,12 +307,13 @@ class RankNews(_message.Message):
         cleared: Global___BlocksCleared | None = ...,
         hello: Global___RankHello | None = ...,
         leaving: Global___RankLeaving | None = ...,
+        adapter_read: Global___AdapterRead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter_read", b"adapter_read", "checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "number", b"number", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_read", b"adapter_read", "checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "number", b"number", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_news: _TypeAlias = _typing.Literal["pool", "progress", "failure", "checksums", "cleared", "hello", "leaving"]  # noqa: Y015
+    _WhichOneofReturnType_news: _TypeAlias = _typing.Literal["pool", "progress", "failure", "checksums", "cleared", "hello", "leaving", "adapter_read"]  # noqa: Y015
     _WhichOneofArgType_news: _TypeAlias = _typing.Literal["news", b"news"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_news) -> _WhichOneofReturnType_news | None: ...
 
@@ -416,3 +484,27 @@ class BlocksCleared(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlocksCleared: _TypeAlias = BlocksCleared  # noqa: Y015
+
+@_typing.final
+class AdapterRead(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """of the contents; empty if there is an error"""
+    error: _builtins.str
+    """why the rank cannot use the adapter; empty: it can"""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterRead: _TypeAlias = AdapterRead  # noqa: Y015

@@ -112,6 +112,7 @@ class WorkerDescription(_message.Message):
     INITIAL_ROLE_FIELD_NUMBER: _builtins.int
     VOCABULARY_FIELD_NUMBER: _builtins.int
     KV_STORES_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """name, stable over restarts and changes of role"""
     incarnation: _builtins.str
@@ -156,6 +157,10 @@ class WorkerDescription(_message.Message):
     def kv_stores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """stores below its pool; workers that name the same one share its blocks"""
 
+    @_builtins.property
+    def adapters(self) -> Global___AdapterLimits:
+        """limits of LoRA adapters; unset: it was started without them"""
+
     def __init__(
         self,
         *,
@@ -178,14 +183,200 @@ class WorkerDescription(_message.Message):
         initial_role: Global___WorkerRole.ValueType = ...,
         vocabulary: _builtins.str = ...,
         kv_stores: _abc.Iterable[_builtins.str] | None = ...,
+        adapters: Global___AdapterLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "pooling", b"pooling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "pool", b"pool", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "application", b"application", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "initial_role", b"initial_role", "kv_stores", b"kv_stores", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "pooling", b"pooling", "role", b"role", "transport", b"transport", "vocabulary", b"vocabulary", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "application", b"application", "block_size", b"block_size", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "initial_role", b"initial_role", "kv_stores", b"kv_stores", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "model", b"model", "num_blocks", b"num_blocks", "num_ranks", b"num_ranks", "pool", b"pool", "pooling", b"pooling", "role", b"role", "transport", b"transport", "vocabulary", b"vocabulary", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerDescription: _TypeAlias = WorkerDescription  # noqa: Y015
+
+@_typing.final
+class AdapterLimits(_message.Message):
+    """How many LoRA adapters a worker takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_LORAS_FIELD_NUMBER: _builtins.int
+    MAX_LORA_RANK_FIELD_NUMBER: _builtins.int
+    MAX_CPU_LORAS_FIELD_NUMBER: _builtins.int
+    max_loras: _builtins.int
+    """slots: adapters of one step"""
+    max_lora_rank: _builtins.int
+    """largest rank of an adapter"""
+    max_cpu_loras: _builtins.int
+    """adapters whose weights stay in host memory"""
+    def __init__(
+        self,
+        *,
+        max_loras: _builtins.int = ...,
+        max_lora_rank: _builtins.int = ...,
+        max_cpu_loras: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterLimits: _TypeAlias = AdapterLimits  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """A LoRA adapter that a worker has loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    IS_RESIDENT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """as requests name it"""
+    digest: _builtins.str
+    """of its contents, in hexadecimal digits; equal on all workers with the same contents"""
+    rank: _builtins.int
+    """the largest of its matrices"""
+    num_bytes: _builtins.int
+    """of its weights"""
+    is_resident: _builtins.bool
+    """in a slot: a request for it starts without a load"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        is_resident: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "is_resident", b"is_resident", "name", b"name", "num_bytes", b"num_bytes", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
+class AdapterList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]:
+        """in the order of their names"""
+
+    def __init__(
+        self,
+        *,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdapterList: _TypeAlias = AdapterList  # noqa: Y015
+
+@_typing.final
+class LoadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """for requests"""
+    path: _builtins.str
+    """directory with adapter_config.json, as the worker sees it"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class LoadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def adapter(self) -> Global___Adapter:
+        """as loaded"""
+
+    def __init__(
+        self,
+        *,
+        adapter: Global___Adapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class ListAdaptersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdaptersRequest: _TypeAlias = ListAdaptersRequest  # noqa: Y015
 
 @_typing.final
 class Pooling(_message.Message):
@@ -336,6 +527,7 @@ class WorkerUpdate(_message.Message):
     TAKEN_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
     SHORT_OF_RANKS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """of the sender; if it changes, all earlier state is void"""
     draining: _builtins.bool
@@ -358,6 +550,10 @@ class WorkerUpdate(_message.Message):
     def taken(self) -> Global___TakenCommands:
         """the watcher's commands that the load includes, if the worker counts them; not in the"""
 
+    @_builtins.property
+    def adapters(self) -> Global___AdapterList:
+        """LoRA adapters that are loaded, without `is_resident`, which is part of the load; in"""
+
     def __init__(
         self,
         *,
@@ -368,10 +564,11 @@ class WorkerUpdate(_message.Message):
         taken: Global___TakenCommands | None = ...,
         drained: _builtins.bool = ...,
         short_of_ranks: _builtins.bool = ...,
+        adapters: Global___AdapterList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "load", b"load", "taken", b"taken"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cache", b"cache", "load", b"load", "taken", b"taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "drained", b"drained", "draining", b"draining", "incarnation", b"incarnation", "load", b"load", "short_of_ranks", b"short_of_ranks", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cache", b"cache", "drained", b"drained", "draining", b"draining", "incarnation", b"incarnation", "load", b"load", "short_of_ranks", b"short_of_ranks", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,6 +662,8 @@ class WorkerLoad(_message.Message):
     NUM_DROPPED_PINS_FIELD_NUMBER: _builtins.int
     NUM_LOOKED_UP_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    ADAPTER_LOAD_S_FIELD_NUMBER: _builtins.int
+    RESIDENT_ADAPTERS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -541,6 +740,8 @@ class WorkerLoad(_message.Message):
     """tokens looked up in the prefix cache since the start"""
     num_cached_tokens: _builtins.int
     """those of them that were found"""
+    adapter_load_s: _builtins.float
+    """recent seconds of loading an adapter into a slot; 0: not known yet"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport in use and why, by KVPool.incarnation of the peer"""
@@ -552,6 +753,10 @@ class WorkerLoad(_message.Message):
     @_builtins.property
     def accepted_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """those of them that were right, by their place in the draft"""
+
+    @_builtins.property
+    def resident_adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of the adapters in slots"""
 
     def __init__(
         self,
@@ -594,10 +799,12 @@ class WorkerLoad(_message.Message):
         num_dropped_pins: _builtins.int = ...,
         num_looked_up_tokens: _builtins.int = ...,
         num_cached_tokens: _builtins.int = ...,
+        adapter_load_s: _builtins.float = ...,
+        resident_adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "adapter_load_s", b"adapter_load_s", "checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "resident_adapters", b"resident_adapters", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -884,6 +1091,8 @@ class GenerateCommand(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     NUM_MARKED_TOKENS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the router's requests that have not ended"""
     num_prompt_tokens: _builtins.int
@@ -906,6 +1115,12 @@ class GenerateCommand(_message.Message):
     """
     num_marked_tokens: _builtins.int
     """leading prompt tokens that the client expects to send again: their blocks are"""
+    adapter: _builtins.str
+    """evicted later, and stored first
+    name of the LoRA adapter to use; empty: none
+    """
+    adapter_digest: _builtins.str
+    """Adapter.digest that the router expects, part of the blocks' hashes; a worker"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then the output tokens so far"""
@@ -949,10 +1164,12 @@ class GenerateCommand(_message.Message):
         tenant: _builtins.str = ...,
         images: _abc.Iterable[_common_pb2.Image] | None = ...,
         num_marked_tokens: _builtins.int = ...,
+        adapter: _builtins.str = ...,
+        adapter_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "images", b"images", "num_marked_tokens", b"num_marked_tokens", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "cache_salt", b"cache_salt", "images", b"images", "num_marked_tokens", b"num_marked_tokens", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1198,6 +1415,8 @@ class PrefillRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     NUM_MARKED_TOKENS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the caller's requests"""
     num_prompt_tokens: _builtins.int
@@ -1221,6 +1440,10 @@ class PrefillRequest(_message.Message):
     tenant: _builtins.str
     """as in GenerateCommand"""
     num_marked_tokens: _builtins.int
+    """as in GenerateCommand"""
+    adapter: _builtins.str
+    """as in GenerateCommand"""
+    adapter_digest: _builtins.str
     """as in GenerateCommand"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1257,10 +1480,12 @@ class PrefillRequest(_message.Message):
         tenant: _builtins.str = ...,
         images: _abc.Iterable[_common_pb2.Image] | None = ...,
         num_marked_tokens: _builtins.int = ...,
+        adapter: _builtins.str = ...,
+        adapter_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "images", b"images", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_marked_tokens", b"num_marked_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_ranks", b"num_ranks", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "images", b"images", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_marked_tokens", b"num_marked_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_ranks", b"num_ranks", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1504,6 +1729,8 @@ class EmbedRequest(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """for logs"""
     dimensions: _builtins.int
@@ -1522,6 +1749,10 @@ class EmbedRequest(_message.Message):
     """as in Hello"""
     number: _builtins.int
     """the router's count of its commands; 0: it does not count"""
+    adapter: _builtins.str
+    """as in GenerateCommand"""
+    adapter_digest: _builtins.str
+    """as in GenerateCommand"""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
         """1 to 64"""
@@ -1539,10 +1770,12 @@ class EmbedRequest(_message.Message):
         fingerprint: _builtins.str = ...,
         router_id: _builtins.str = ...,
         number: _builtins.int = ...,
+        adapter: _builtins.str = ...,
+        adapter_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalizes", b"_normalizes", "dimensions", b"dimensions", "normalizes", b"normalizes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalizes", b"_normalizes", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "inputs", b"inputs", "normalizes", b"normalizes", "number", b"number", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalizes", b"_normalizes", "adapter", b"adapter", "adapter_digest", b"adapter_digest", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "inputs", b"inputs", "normalizes", b"normalizes", "number", b"number", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
     _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015

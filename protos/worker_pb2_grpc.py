@@ -60,6 +60,21 @@ class WorkerStub:
                 request_serializer=baton_dot_protos_dot_worker__pb2.ChangeRoleRequest.SerializeToString,
                 response_deserializer=baton_dot_protos_dot_worker__pb2.ChangeRoleResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/baton.v1.Worker/LoadAdapter',
+                request_serializer=baton_dot_protos_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/baton.v1.Worker/UnloadAdapter',
+                request_serializer=baton_dot_protos_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/baton.v1.Worker/ListAdapters',
+                request_serializer=baton_dot_protos_dot_worker__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.AdapterList.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -106,6 +121,30 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Load a LoRA adapter. No-op if the name is loaded with the same contents. INVALID_ARGUMENT: its files are missing,
+        invalid or do not fit the model or the worker's options; ALREADY_EXISTS: the name is loaded with other contents;
+        RESOURCE_EXHAUSTED: the worker has no room; FAILED_PRECONDITION: it was started without adapters.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Refuse new requests for an adapter; running ones end as usual, and its memory is then free. NOT_FOUND: the worker
+        has no such adapter.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """Return the adapters that are loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -133,6 +172,21 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.ChangeRole,
                     request_deserializer=baton_dot_protos_dot_worker__pb2.ChangeRoleRequest.FromString,
                     response_serializer=baton_dot_protos_dot_worker__pb2.ChangeRoleResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.AdapterList.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -271,6 +325,87 @@ class Worker:
             '/baton.v1.Worker/ChangeRole',
             baton_dot_protos_dot_worker__pb2.ChangeRoleRequest.SerializeToString,
             baton_dot_protos_dot_worker__pb2.ChangeRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/LoadAdapter',
+            baton_dot_protos_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/UnloadAdapter',
+            baton_dot_protos_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/ListAdapters',
+            baton_dot_protos_dot_worker__pb2.ListAdaptersRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.AdapterList.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,17 @@ class WorkerStub:
     No-op for the current role. After a failure the worker serves its former role. FAILED_PRECONDITION: another change
     is in progress, the worker cannot take this role, or it was undrained or shut down meanwhile.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.LoadAdapterRequest, _worker_pb2.LoadAdapterResponse]
+    """Load a LoRA adapter. No-op if the name is loaded with the same contents. INVALID_ARGUMENT: its files are missing,
+    invalid or do not fit the model or the worker's options; ALREADY_EXISTS: the name is loaded with other contents;
+    RESOURCE_EXHAUSTED: the worker has no room; FAILED_PRECONDITION: it was started without adapters.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UnloadAdapterRequest, _worker_pb2.UnloadAdapterResponse]
+    """Refuse new requests for an adapter; running ones end as usual, and its memory is then free. NOT_FOUND: the worker
+    has no such adapter.
+    """
+    ListAdapters: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListAdaptersRequest, _worker_pb2.AdapterList]
+    """Return the adapters that are loaded."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -75,6 +86,17 @@ class WorkerAsyncStub(WorkerStub):
     No-op for the current role. After a failure the worker serves its former role. FAILED_PRECONDITION: another change
     is in progress, the worker cannot take this role, or it was undrained or shut down meanwhile.
     """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.LoadAdapterRequest, _worker_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Load a LoRA adapter. No-op if the name is loaded with the same contents. INVALID_ARGUMENT: its files are missing,
+    invalid or do not fit the model or the worker's options; ALREADY_EXISTS: the name is loaded with other contents;
+    RESOURCE_EXHAUSTED: the worker has no room; FAILED_PRECONDITION: it was started without adapters.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_worker_pb2.UnloadAdapterRequest, _worker_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Refuse new requests for an adapter; running ones end as usual, and its memory is then free. NOT_FOUND: the worker
+    has no such adapter.
+    """
+    ListAdapters: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListAdaptersRequest, _worker_pb2.AdapterList]  # type: ignore[assignment]
+    """Return the adapters that are loaded."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     """A worker of any role."""
@@ -126,6 +148,35 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         No-op for the current role. After a failure the worker serves its former role. FAILED_PRECONDITION: another change
         is in progress, the worker cannot take this role, or it was undrained or shut down meanwhile.
         """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _worker_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.LoadAdapterResponse, _abc.Awaitable[_worker_pb2.LoadAdapterResponse]]:
+        """Load a LoRA adapter. No-op if the name is loaded with the same contents. INVALID_ARGUMENT: its files are missing,
+        invalid or do not fit the model or the worker's options; ALREADY_EXISTS: the name is loaded with other contents;
+        RESOURCE_EXHAUSTED: the worker has no room; FAILED_PRECONDITION: it was started without adapters.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _worker_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.UnloadAdapterResponse, _abc.Awaitable[_worker_pb2.UnloadAdapterResponse]]:
+        """Refuse new requests for an adapter; running ones end as usual, and its memory is then free. NOT_FOUND: the worker
+        has no such adapter.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAdapters(
+        self,
+        request: _worker_pb2.ListAdaptersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.AdapterList, _abc.Awaitable[_worker_pb2.AdapterList]]:
+        """Return the adapters that are loaded."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -124,8 +124,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
             stack.push_async_callback(service.response_store.close)
         await pin_files(next(iter(service.models)), prefix_files)
         await stack.enter_async_context(agreed(service.cache_secret, config.registry))
-        pools = [asyncio.create_task(model.pool.run(), name="worker pool") for model in service.models]
-        for pool in pools:
+        running = [asyncio.create_task(model.pool.run(), name="worker pool") for model in service.models]
+        for pool in running:
             stack.push_async_callback(_cancel, pool)
         for model in service.models:
             reporting = asyncio.create_task(model.reporter.run(), name="reports")
@@ -134,6 +134,10 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
             stack.push_async_callback(_cancel, reading)
             keeping = asyncio.create_task(model.pins.run(), name="pins")
             stack.push_async_callback(_cancel, keeping)
+        for catalog in service.models.catalogs:
+            stack.push_async_callback(catalog.table.close)
+            running.append(asyncio.create_task(catalog.run(), name="adapters"))
+            stack.push_async_callback(_cancel, running[-1])
         if service.group is not None:
             await stack.enter_async_context(service.group)
         await _wait_for_workers(service.models)
@@ -144,7 +148,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         stack.callback(http_app.close)
         http_server = HttpServer(http_app, certificate, config.body_timeout_s)
         http = asyncio.create_task(http_server.serve([listener]), name="HTTP server")
-        await _wait_or_fail((http, *pools), http_server.listening.wait())
+        await _wait_or_fail((http, *running), http_server.listening.wait())
         batches = asyncio.create_task(run_batches(service, http_app.posts), name="batches")
         stack.push_async_callback(_cancel, batches, BATCHES_END_S)
         if garbage is not None:
@@ -156,7 +160,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         heartbeat_stack.push_async_callback(_cancel, heartbeats)  # cancelled last: shutting down may take long
         logger.info("router serves %s at %s://%s", ", ".join(service.models.names), config.scheme, address)
         try:
-            await _wait_or_fail((http, *pools), stopping.wait())
+            await _wait_or_fail((http, *running), stopping.wait())
             end_s = time.monotonic() + config.drain_timeout_s
             service.models.begin_drain()
             batches.cancel()  # another router continues the batches; a hung disk must not keep the listeners open

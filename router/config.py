@@ -5,7 +5,18 @@ from typing import Literal
 
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
-from baton.router.config_checks import DEFAULT_SLO, check_https, check_media_domains, check_origins, promised_s
+from baton.router.config_checks import (
+    DEFAULT_SLO,
+    check_https,
+    check_lora,
+    check_media_domains,
+    check_members,
+    check_names,
+    check_origins,
+    check_pin_prefix,
+    check_together,
+    promised_s,
+)
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
@@ -15,9 +26,8 @@ from baton.router.model_options import (
     directory_name,
     read_model_options,
 )
-from baton.settings.names import is_loopback, is_worker_address
+from baton.settings.names import is_loopback
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
-from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import JsonText, OptionError
 
 SECRETS = {  # environment variables
@@ -181,6 +191,18 @@ class RouterConfig:
         "Text files with which prompts of --model begin, separated by commas. Their KV stays cached on all workers "
         "that compute prompts, for the life of the server. Default: none.",
     )
+    enable_lora: bool = option(False, "Serve LoRA adapters of the model, which requests choose by name.")
+    lora_modules: tuple[str, ...] = option(
+        (),
+        "LoRA adapters to load at the start, separated by commas or blanks, as NAME=PATH or in JSON: "
+        '{"name": "NAME", "path": "PATH", "base_model_name": "MODEL"}.',
+    )
+    lora_dir: str | None = option(
+        None,
+        "Directory from which /v1/load_lora_adapter loads LoRA adapters, and requests their own ones on first use: "
+        "NAME is in lora_dir/NAME. Default: none, adapters are loaded at the start alone.",
+    )
+    adapters_dir: str | None = option(None, "Private directory with the list of the LoRA adapters.", hidden=True)
     tool_call_parser: str | None = option(
         None,
         "Format of the model's tool calls, under vLLM's names. Default: found in the chat template; none: outputs are "
@@ -255,23 +277,12 @@ class RouterConfig:
             raise OptionError("protect_operations: requires api_key or api_keys_file")
         if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET_CHARS:
             raise OptionError(f"cache_secret: must have at least {MIN_SECRET_CHARS} characters, chosen at random")
-        if self.registry is not None:
-            parse_registry_url(self.registry)
-            if self.workers:
-                raise OptionError("registry: give either registry or workers, not both")
-        for address in self.workers:
-            if not is_worker_address(address):
-                raise OptionError(f"workers: {address!r} is neither host:port, such as 127.0.0.1:7000, nor unix:/path")
-        if (self.process is None) != (self.group_dir is None):
-            raise OptionError("process: process and group_dir must be given together")
+        check_members(self.registry, self.workers)
+        check_together(process=self.process, group_dir=self.group_dir)
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
         self.promised_s()
-        if self.pin_prefix and self.needs_key and not self.shared_cache:
-            raise OptionError(
-                "pin_prefix: API keys share no cached prompts, so none would find the prefix; set shared_cache, or "
-                "have each key pin it (/v1/cache/pins)"
-            )
+        check_pin_prefix(self.pin_prefix, self.needs_key and not self.shared_cache)
         images_per_prompt(self.limit_mm_per_prompt)
         resized_bounds(self.mm_processor_kwargs)
         self._check_models()
@@ -280,17 +291,15 @@ class RouterConfig:
         check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
 
     def _check_models(self) -> None:
-        """Raise OptionError for models that cannot be read, or of which two have the same name."""
-        names = set[str]()
+        """Raise OptionError for models that cannot be read, or of which two have the same name, and their adapters."""
         try:
-            for model in self.models:
-                if model.name in names:
-                    raise OptionError(f"two models have the name {model.name}; give one of them another, as PATH=NAME")
-                names.add(model.name)
+            names = [model.name for model in self.models]
         except OptionError as error:
             raise OptionError(f"also_serve: {error}") from error
+        check_names(names)
         if not self._num_reserved:
             raise OptionError(f"max_inflight: must be at least {2 * len(names)} with {len(names)} models")
+        check_lora(self.enable_lora, self.lora_modules, self.lora_dir, names)
 
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""

@@ -1,10 +1,13 @@
 """Checks of a router's options that depend on each other, or on their text."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 
-from baton.settings.names import is_origin
+from baton.router.adapters.adapter import MAX_ADAPTERS
+from baton.router.adapters.module import read_module
+from baton.settings.names import is_origin, is_worker_address
+from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
 from baton.settings.values import OptionError
 
@@ -33,6 +36,65 @@ def promised_s(slo: str | None, ttft_ms: float | None, tpot_ms: float | None) ->
     return limits
 
 
+def check_together(**options: object) -> None:
+    """Raise OptionError if some of the options are given, and others not."""
+    if len({value is None for value in options.values()}) > 1:
+        raise OptionError(f"{next(iter(options))}: {' and '.join(options)} must be given together")
+
+
+def check_members(registry: str | None, workers: Iterable[str]) -> None:
+    """Raise OptionError unless workers are named one way, by valid addresses or a valid registry URL."""
+    if registry is not None:
+        parse_registry_url(registry)
+        if workers:
+            raise OptionError("registry: give either registry or workers, not both")
+    for address in workers:
+        if not is_worker_address(address):
+            raise OptionError(f"workers: {address!r} is neither host:port, such as 127.0.0.1:7000, nor unix:/path")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise OptionError if two served models have the same name."""
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            text = f"two models have the name {name}; give one of them another, as PATH=NAME"
+            raise OptionError(f"also_serve: {text}")
+        seen.add(name)
+
+
+def check_lora(is_enabled: bool, modules: Collection[str], directory: str | None, models: Collection[str]) -> None:
+    """Raise OptionError for adapters that cannot be served."""
+    if not is_enabled and (modules or directory is not None):
+        raise OptionError(f"{'lora_modules' if modules else 'lora_dir'}: requires enable_lora")
+    if directory is not None and not directory.startswith("/"):
+        raise OptionError(f"lora_dir: {directory!r} must be an absolute path, the same for routers and workers")
+    if len(modules) > MAX_ADAPTERS:
+        raise OptionError(f"lora_modules: {len(modules)} adapters, over the limit of {MAX_ADAPTERS}")
+    names = set(models)
+    for text in modules:
+        try:
+            module = read_module(text)
+        except OptionError as error:
+            raise OptionError(f"lora_modules: {error}") from error
+        if module.name in names:
+            what = "a served model" if module.name in models else "another adapter"
+            raise OptionError(f"lora_modules: {module.name} is the name of {what}; choose another")
+        if module.base_model_name is not None and module.base_model_name not in models:
+            known = ", ".join(models)
+            raise OptionError(f"lora_modules: base_model_name {module.base_model_name} is not served, but {known}")
+        names.add(module.name)
+
+
+def check_pin_prefix(files: Collection[str], is_scoped: bool) -> None:
+    """Raise OptionError if no request would find the pinned prefixes; is_scoped: API keys share no cached prompts."""
+    if files and is_scoped:
+        raise OptionError(
+            "pin_prefix: API keys share no cached prompts, so none would find the prefix; set shared_cache, or have "
+            "each key pin it (/v1/cache/pins)"
+        )
+
+
 def check_origins(cors_origins: Iterable[str]) -> None:
     """Raise OptionError for an origin that no browser sends: it would have no effect."""
     for origin in cors_origins:
@@ -43,8 +105,7 @@ def check_origins(cors_origins: Iterable[str]) -> None:
 
 def check_https(certfile: str | None, keyfile: str | None, ca_certs: str | None, cert_reqs: int) -> None:
     """Raise OptionError for HTTPS options that would have no effect because another one is missing."""
-    if (certfile is None) != (keyfile is None):
-        raise OptionError("ssl_certfile: ssl_certfile and ssl_keyfile must be given together")
+    check_together(ssl_certfile=certfile, ssl_keyfile=keyfile)
     if (ca_certs is None) != (cert_reqs == 0):
         raise OptionError("ssl_ca_certs: ssl_ca_certs and an ssl_cert_reqs of 1 or 2 must be given together")
     if ca_certs is not None and certfile is None:

@@ -9,6 +9,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.vision.image import Image, hash_marks
 from baton.protos import common_pb2
 from baton.protos.common_pb2 import PositionLogprobs, ServedBy
+from baton.router.adapters.adapter import Adapter
 from baton.router.images.source import ImageSource
 from baton.router.output.parts import PartsReader, text_of
 from baton.router.output.rules import OutputRules
@@ -25,10 +26,12 @@ LOGPROB_BYTES = 100  # approximate size of one candidate in memory, about that o
 class PromptHashes:
     """Block hashes of one prompt, computed once per block size for all of its completions and attempts."""
 
-    def __init__(self, token_ids: Sequence[int], cache_salt: str, images: Sequence[Image] = ()) -> None:
+    def __init__(
+        self, token_ids: Sequence[int], cache_salt: str, images: Sequence[Image] = (), adapter: Adapter | None = None
+    ) -> None:
         self._token_ids = token_ids
         self._images = images
-        self._root = root_hash(cache_salt)
+        self._root = root_hash(cache_salt, "" if adapter is None else adapter.digest)
         self._hashes: dict[int, bytes] = {}
 
     def extended(self, token_ids: Sequence[int], block_size: int) -> bytes:
@@ -91,6 +94,7 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     n: int = 1
     cache_salt: str = ""
+    adapter: Adapter | None = None  # None: the model itself
     resume_key: bytes = b""  # key under which workers remember the output; empty: they do not
     whole: bool = False  # the output is returned at the end, not streamed
     output_rules: OutputRules | None = None  # None: the output is text
@@ -131,7 +135,8 @@ class Generation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stops", tuple(map(StopString, self.request.stop)))
-        object.__setattr__(self, "hashes", PromptHashes(self.token_ids, self.request.cache_salt, self.images))
+        hashes = PromptHashes(self.token_ids, self.request.cache_salt, self.images, self.request.adapter)
+        object.__setattr__(self, "hashes", hashes)
 
     @property
     def num_pixel_bytes(self) -> int:

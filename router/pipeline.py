@@ -233,8 +233,9 @@ class Pipeline:
             output = ResumedOutput(output, start, len(generation.token_ids))
             worker_deltas = recalled_first(start, worker_deltas)
         context = generation.request.context
+        adapter = "" if generation.request.adapter is None else generation.request.adapter.name
         # As in vLLM, the wait for admission counts, but not that of a batch, which may take hours.
-        meter = CompletionMeter(self._metrics, None if context.is_deferred else context.arrived_s)
+        meter = CompletionMeter(self._metrics, None if context.is_deferred else context.arrived_s, adapter)
         reason = "abort"
         is_prompt_counted = index > 0  # the first completion counts the prompt
         try:
@@ -243,7 +244,7 @@ class Pipeline:
                     delta = output.push(worker_delta)
                     if delta.served_by is not None and not is_prompt_counted:
                         is_prompt_counted = True
-                        self._metrics.prompt_done(len(generation.token_ids), cached_tokens(delta.served_by))
+                        self._metrics.prompt_done(len(generation.token_ids), cached_tokens(delta.served_by), adapter)
                     meter.tokens(len(delta.token_ids))
                     meter.parts(delta.parts or ())
                     reason = delta.finish_reason or reason

@@ -1,12 +1,17 @@
 """One of the models that a router serves."""
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.checkpoint.vocabulary import vocabulary_digest
 from baton.membership.registry.factory import open_registry
+from baton.router.adapters.adapter import Adapter
+from baton.router.adapters.catalog import AdapterCatalog
+from baton.router.adapters.directory import AdapterDirectory
+from baton.router.adapters.factory import open_table
+from baton.router.adapters.module import read_module
 from baton.router.admission.admission import Admission
 from baton.router.admission.inflight_limit import AdmissionLimits
 from baton.router.admission.metrics import AdmissionMetrics
@@ -58,6 +63,12 @@ class ServedModel:
     plan: PlanSeries
     first_worker: FirstWorker
     pins: PinKeeper
+    catalog: AdapterCatalog | None = None  # of its adapters; None: it takes none
+    adapter: Adapter | None = None  # that the requests of this view of the model use; None: the model itself
+
+    def with_adapter(self, adapter: Adapter) -> "ServedModel":
+        """Return the same model with an adapter."""
+        return replace(self, adapter=adapter)
 
     def begin_drain(self) -> None:
         """Hold no request for a first worker any more: other routers can hold them for longer."""
@@ -67,14 +78,14 @@ class ServedModel:
     @property
     def name(self) -> str:
         """The name for clients."""
-        return self.info.name
+        return self.info.name if self.adapter is None else self.adapter.name
 
     def is_ready(self) -> bool:
         """Return whether a request would be served now, or wait for a worker that is about to start."""
         if self.admission.draining:
             return False
         try:
-            self.policy(RoutedRequest(1), self.pool.snapshot())
+            self.policy(RoutedRequest(1, adapter=self.adapter), self.pool.snapshot().having(self.adapter))
         except NoWorker:
             if self.admission.limits.waits_for_worker and self.pool.is_sound:
                 return True
@@ -133,7 +144,17 @@ class ModelMaker:
             plan=plan,
             first_worker=first_worker,
             pins=PinKeeper(pool, pipeline, admission),
+            catalog=self._catalog(info.name, pool, first_worker),
         )
+
+    def _catalog(self, name: str, pool: WorkerPool, first_worker: FirstWorker) -> AdapterCatalog | None:
+        config, first = self.config, self.worker_models.names[0]
+        if not config.enable_lora:
+            return None
+        modules = [each for each in map(read_module, config.lora_modules) if (each.base_model_name or first) == name]
+        directory = AdapterDirectory(config.lora_dir) if config.lora_dir is not None else None
+        directory = directory if name == first else None
+        return AdapterCatalog(pool, open_table(config, name), directory, modules, first_worker)
 
     def _admission(self, pool: WorkerPool, metrics: RouterMetrics, first_worker: FirstWorker) -> Admission:
         config, cold_start_s = self.config, self.config.cold_start_timeout_s

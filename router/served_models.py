@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 
+from baton.router.adapters.catalog import AdapterCatalog
 from baton.router.errors import Draining, FieldError
 from baton.router.served_model import ServedModel
 from baton.rpc.status import NotFound
@@ -28,18 +29,44 @@ class ServedModels:
         return tuple(self._by_name)
 
     def named(self, name: str | None) -> ServedModel:
-        """Return the model that a request names; it need not name a single one.
+        """Return the model that a name means, with the adapter of this name; a single model needs none.
 
-        Raises NotFound for an unknown name, FieldError if the request has to choose.
+        Raises NotFound for an unknown name, FieldError if it is missing.
         """
         if not name:
             if self._only is None:
                 raise FieldError("model", f"model is required: this server has {self._known}.")
             return self._only
-        model = self._by_name.get(name)
-        if model is None:
-            raise NotFound(f"The model `{name[:MAX_MODEL_CHARS]}` does not exist; this server has {self._known}.")
-        return model
+        if (model := self._by_name.get(name)) is not None:
+            return model
+        for model in self:
+            if model.catalog is not None and (adapter := model.catalog.get(name)) is not None:
+                return model.with_adapter(adapter)
+        raise NotFound(f"The model `{name[:MAX_MODEL_CHARS]}` does not exist; this server has {self._known}.")
+
+    async def find(self, name: str | None) -> ServedModel:
+        """Return the model that a request names, as `named`. An adapter may be loaded for the first time.
+
+        Raises what `named` and `AdapterCatalog.find` raise.
+        """
+        if not name or name in self._by_name:
+            return self.named(name)
+        for model in self:
+            if model.catalog is not None and (adapter := await model.catalog.find(name)) is not None:
+                return model.with_adapter(adapter)
+        return self.named(name)
+
+    def adapted_model(self, name: str) -> str:
+        """Return the name of the model whose adapter has a name; empty: there is none. May be called in a thread."""
+        for model in self:
+            if model.catalog is not None and model.catalog.has(name):
+                return model.info.name
+        return ""
+
+    @property
+    def catalogs(self) -> list[AdapterCatalog]:
+        """The catalogs of the models that have adapters."""
+        return [model.catalog for model in self if model.catalog is not None]
 
     def context_len(self) -> int:
         """Return the maximum tokens of a prompt of any model."""

@@ -128,6 +128,8 @@ def engine_request(message: PrefillRequest, request_id: RequestId) -> Request:
         sampling=replace(sampling, max_tokens=num_tokens, min_tokens=min(sampling.min_tokens, num_tokens)),
         cache_salt=message.cache_salt,
         images=tuple(map(image_from_proto, message.images)),
+        adapter=message.adapter or None,
+        adapter_digest=message.adapter_digest,
         tenant=message.tenant,
         priority=message.priority,
         num_marked_tokens=message.num_marked_tokens,

@@ -2,7 +2,7 @@
 
 ServiceError
 ├── Unauthenticated   the caller's API key is missing or unknown
-├── PermissionDenied  the caller's API key may not do this
+├── Forbidden         the caller's API key does not allow this
 ├── NotFound          no such model, request or worker
 ├── Unavailable       the request cannot be served now (draining, no worker, connection lost); a retry may succeed
 ├── Conflict          another call has taken over the object of this one, or the two contradict each other
@@ -15,7 +15,18 @@ from dataclasses import dataclass
 
 from grpc import StatusCode
 
-from baton.engine.errors import EngineEnded, EngineError, InvalidRequest, QueueFull, UnsupportedModel
+from baton.engine.errors import (
+    AdapterConflict,
+    AdapterLimit,
+    AdaptersDisabled,
+    EngineEnded,
+    EngineError,
+    InvalidAdapter,
+    InvalidRequest,
+    QueueFull,
+    UnknownAdapter,
+    UnsupportedModel,
+)
 from baton.kvtransfer.errors import (
     ChecksumMismatch,
     PeerLost,
@@ -37,8 +48,8 @@ class Unauthenticated(ServiceError):
     """The caller's API key is missing or unknown; the text never repeats the key."""
 
 
-class PermissionDenied(ServiceError):
-    """The caller's API key is known, but may not do this."""
+class Forbidden(ServiceError):
+    """The caller's API key does not allow this."""
 
 
 class NotFound(ServiceError):
@@ -81,9 +92,14 @@ _TABLE: dict[type[BaseException], Status] = {
     QueueFull: Status(StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
     UnsupportedModel: Status(StatusCode.UNIMPLEMENTED, 501, "invalid_request_error"),
     EngineEnded: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
+    InvalidAdapter: Status(StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
+    UnknownAdapter: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),  # another worker may have it
+    AdapterConflict: Status(StatusCode.ALREADY_EXISTS, 409, "conflict_error"),
+    AdapterLimit: Status(StatusCode.RESOURCE_EXHAUSTED, 409, "conflict_error"),
+    AdaptersDisabled: Status(StatusCode.FAILED_PRECONDITION, 400, "invalid_request_error"),
     EngineError: _INTERNAL,
     Unauthenticated: Status(StatusCode.UNAUTHENTICATED, 401, "invalid_request_error"),
-    PermissionDenied: Status(StatusCode.PERMISSION_DENIED, 403, "permission_error"),
+    Forbidden: Status(StatusCode.PERMISSION_DENIED, 403, "permission_error"),
     NotFound: Status(StatusCode.NOT_FOUND, 404, "invalid_request_error"),
     Unavailable: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     Conflict: Status(StatusCode.ABORTED, 409, "conflict_error"),

@@ -46,6 +46,7 @@ class EngineHost:
         self.ranks = Ranks(transport, engine.pool, PartGroup(engine.kv_parts, 1 + len(followers)), followers=followers)
         self.block_bytes = self.ranks.block_bytes  # on all ranks
         self.kv_groups = engine.groups
+        self.adapters = engine.adapters  # only its thread-safe calls are made here
         self.pool: PoolDescription = self.ranks.pool
         self.identity: Identified = self.pool  # of the worker; it changes with the role, and the pool's does not
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -213,6 +213,7 @@ class Lives:
             self._peers,
             change_role=self.change,
             stored=core.stores.hashes,
+            adapters=core.adapters,
         )
         life, added = Life(core, services, service, description), ServiceSet()
         services.register(added.as_server)
@@ -274,5 +275,6 @@ def _describe(core: WorkerCore, incarnation: str, address: str, initial_role: Ro
         initial_role=ROLES[initial_role],
         vocabulary=host.vocabulary,
         kv_stores=core.stores.names,
+        adapters=core.adapters.limits,
         pooling=pooling_to_proto(host.pooling) if host.pooling is not None and config.role != "decode" else None,
     )

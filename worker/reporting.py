@@ -140,6 +140,8 @@ def load_report(
         num_dropped_pins=stats.pins.num_dropped,
         num_looked_up_tokens=stats.num_looked_up_tokens,
         num_cached_tokens=stats.num_cached_tokens,
+        adapter_load_s=stats.adapter_load_s,
+        resident_adapters=stats.resident_adapters,
     )
 
 

@@ -10,6 +10,7 @@ import grpc
 from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
 from baton.settings.names import Role
+from baton.worker.adapters.base import NO_ADAPTERS, Adapters
 from baton.worker.base import NO_STORES, Stores
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import Drain
@@ -38,6 +39,7 @@ class WorkerCore:
     counters: WorkerCounters
     drain: Drain
     stores: Stores = NO_STORES
+    adapters: Adapters = NO_ADAPTERS
 
     @property
     def model_name(self) -> str:

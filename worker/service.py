@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 
 from baton.doctor.known_peers import KnownPeers
-from baton.engine.errors import EngineEnded
+from baton.engine.errors import EngineEnded, EngineError, UnknownAdapter
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context
+from baton.rpc.status import shortened, status_of
 from baton.settings.names import Role
+from baton.worker.adapters.base import NO_ADAPTERS, Adapters
 from baton.worker.base import Host
 from baton.worker.cache_feed import CacheFeed, Subscription
 from baton.worker.drain import Drain, DrainConflict, DrainState
@@ -33,7 +35,7 @@ class RoleConflict(Exception):
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """The service of every role: Describe, Watch, Drain, Undrain and ChangeRole."""
+    """The service of every role: Describe, Watch, Drain, Undrain, ChangeRole, and the LoRA adapters."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         idle_interval_s: float = IDLE_INTERVAL_S,
         change_role: Callable[[Role, float], Awaitable[str]] | None = None,
         stored: StoredHashes | None = None,
+        adapters: Adapters = NO_ADAPTERS,
     ) -> None:
         """Serve one incarnation of the worker.
 
@@ -54,6 +57,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         change_role: changes the role after a drain with this timeout, and returns the new incarnation; raises
         RoleConflict or DrainConflict. None: the worker keeps its role.
         stored: what is known of the stores below the pool; None: there are none.
+        adapters: LoRA adapters of the worker.
         """
         self._host = host
         self._counters = counters
@@ -64,6 +68,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._peers = peers
         self._idle_interval_s = idle_interval_s
         self._change_role = change_role
+        self._adapters = adapters
         self._incarnation = host.identity.incarnation
         self._is_closed = False
         self._feed = CacheFeed(host, stored)
@@ -119,6 +124,40 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         raise AssertionError("abort raises")
 
+    async def LoadAdapter(  # noqa: N802
+        self, request: worker_pb2.LoadAdapterRequest, context: Context
+    ) -> worker_pb2.LoadAdapterResponse:
+        """Load a LoRA adapter."""
+        try:
+            adapter = await self._adapters.load(request.name, request.path)
+        except EngineError as error:
+            await context.abort(status_of(error).code, shortened(str(error)))
+        self._note_urgent_news()
+        return worker_pb2.LoadAdapterResponse(adapter=adapter)
+
+    async def UnloadAdapter(  # noqa: N802
+        self, request: worker_pb2.UnloadAdapterRequest, context: Context
+    ) -> worker_pb2.UnloadAdapterResponse:
+        """Refuse new requests for a LoRA adapter, and free it after the last one."""
+        try:
+            await self._adapters.unload(request.name)
+        except UnknownAdapter as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except EngineError as error:
+            await context.abort(status_of(error).code, shortened(str(error)))
+        self._note_urgent_news()
+        return worker_pb2.UnloadAdapterResponse()
+
+    async def ListAdapters(  # noqa: N802
+        self, request: worker_pb2.ListAdaptersRequest, context: Context
+    ) -> worker_pb2.AdapterList:
+        """Return the LoRA adapters."""
+        listed = self._adapters.list()
+        resident = frozenset((await self._host.stats()).resident_adapters)
+        for adapter in listed.adapters:
+            adapter.is_resident = adapter.name in resident
+        return listed
+
     async def Watch(  # noqa: N802
         self, request: worker_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WorkerUpdate]:
@@ -146,8 +185,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def close(self) -> None:
         """End the streams of reports: the incarnation has ended."""
         self._is_closed = True
-        for clock in self._clocks:
-            clock.note_urgent_news()
+        self._note_urgent_news()
 
     async def _updates(
         self, subscription: Subscription, taken: list[int], clock: ReportClock, is_counting: bool
@@ -155,6 +193,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Yield one router's updates until its subscription is lost."""
         last: worker_pb2.WorkerUpdate | None = None
         last_sent_at_s = 0.0
+        adapters: worker_pb2.AdapterList | None = None  # last sent
         now_s = asyncio.get_running_loop().time
         while not subscription.is_lost and not self._is_closed:
             numbers, taken[:] = list(taken), ()  # before the load is read, which then includes them
@@ -167,8 +206,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 drained=self._drain.state is DrainState.DRAINED,
                 short_of_ranks=self._host.is_short_of_ranks,
             )
-            events = subscription.take()
-            if events is not None or numbers or update != last or now_s() - last_sent_at_s >= IDLE_INTERVAL_S:
+            events, listed = subscription.take(), self._adapters.list()
+            is_listed = listed == (adapters or worker_pb2.AdapterList())
+            has_news = events is not None or numbers or not is_listed or update != last
+            if has_news or now_s() - last_sent_at_s >= IDLE_INTERVAL_S:
                 message = worker_pb2.WorkerUpdate()
                 message.CopyFrom(update)
                 if events is not None:
@@ -176,7 +217,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 if is_counting and last is not None and len(numbers) < MAX_UNTOLD:
                     message.taken.numbers.extend(numbers)
                     message.taken.SetInParent()
-                last, last_sent_at_s = update, now_s()
+                if not is_listed:
+                    message.adapters.CopyFrom(listed)
+                    message.adapters.SetInParent()
+                last, last_sent_at_s, adapters = update, now_s(), listed
                 yield message
             if subscription.is_pending:
                 continue  # a large snapshot takes several messages, one after the other
@@ -194,6 +238,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         state = self._drain.state
         while True:
             state = await self._drain.wait_change(state)
+            clock.note_urgent_news()
+
+    def _note_urgent_news(self) -> None:
+        for clock in self._clocks:
             clock.note_urgent_news()
 
     def note_news(self) -> None:

@@ -28,7 +28,9 @@ def command() -> None:
     type=click.FloatRange(0, 1, min_open=True),
     help="Largest share of a worker's KV cache that its pins may hold.",
 )
-@click.option("--admin", is_flag=True, help="Let it clear the workers' caches.")
+@click.option(
+    "--admin", is_flag=True, help="Allow it to load and unload LoRA adapters, and to clear the workers' caches."
+)
 @click.option("--expires-in-days", type=click.FloatRange(0, 36500, min_open=True), help="Days until it is rejected.")
 def new(expires_in_days: float | None, **fields: object) -> None:
     """Print a new key, and its entry for --api-keys-file.

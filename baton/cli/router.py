@@ -2,6 +2,7 @@
 
 import rich_click as click
 
+from baton.cli.options.lora_modules import ModulesCommand
 from baton.cli.options.model_argument import model_argument
 from baton.cli.options.panels import option_panels
 from baton.cli.options.vllm_flags import vllm_flags
@@ -14,7 +15,7 @@ from baton.settings.options import options_of
 from baton.settings.values import OptionError
 
 
-@click.command(name="router")
+@click.command(name="router", cls=ModulesCommand)
 @option_panels
 @model_argument
 @vllm_flags

@@ -12,6 +12,7 @@ import rich_click as click
 
 from baton.cli.display.serve_banner import Banner
 from baton.cli.display.serve_progress import ServeDisplay, open_display
+from baton.cli.options.lora_modules import ModulesCommand
 from baton.cli.options.model_argument import model_argument
 from baton.cli.options.model_source import find_checkpoint, servable
 from baton.cli.options.panels import option_panels
@@ -44,7 +45,7 @@ from baton.rpc.unix_sockets import socket_parent
 from baton.settings.flags import click_options
 
 
-@click.command(name="serve")
+@click.command(name="serve", cls=ModulesCommand)
 @option_panels
 @model_argument
 @vllm_flags

@@ -165,6 +165,8 @@ ROUTER_PLANNED = frozenset(
             "hf_overrides",
             "served_model_name",
             "also_serve",
+            "enable_lora",
+            "adapters_dir",
             "host",
             "port",
             "workers",
@@ -283,7 +285,8 @@ def _check_alike(roles: Collection[str], engines: Mapping[str, Mapping[str, Valu
     """Raise OptionError if the roles' KV blocks differ: such workers would never hand over, without an error."""
     is_mixed = all(engines[role].get("allow_mixed_quantization") for role in engines if role in roles)
     layout = ("kv_cache_dtype", "block_size", "hybrid_kv_cache")
-    for name in ("allow_mixed_quantization", "dtype", "hf_overrides", "quantization", *layout):
+    adapters = ("enable_lora", "max_lora_rank", "lora_dtype")
+    for name in ("allow_mixed_quantization", "dtype", "hf_overrides", "quantization", *adapters, *layout):
         if name == "quantization" and is_mixed:
             continue
         default = engine_options()[name].default

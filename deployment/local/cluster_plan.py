@@ -7,6 +7,7 @@ from pathlib import Path
 
 from baton.deployment.local.cluster_config import ClusterSettings
 from baton.deployment.local.gpus import place_on_gpus
+from baton.deployment.local.lora_paths import with_lora_paths
 from baton.deployment.local.machine import Machine, NearCores
 from baton.engine.checkpoint.config_overrides import how_to_extend
 from baton.engine.checkpoint.model_config import model_config_of
@@ -163,17 +164,20 @@ def plan_cluster(
         workers = place_on_gpus(workers, visible_gpus().count, sized_roles)
     if any(worker.transport == "nixl" for worker in workers) and not NIXL.is_installed:
         raise OptionError(NIXL.missing("--transport nixl"))
+    options = settings.router if sockets is None else with_lora_paths(settings.router)
     router = RouterConfig(
         model=str(checkpoint.directory),
         tokenizer=None if checkpoint.tokenizer is None else str(checkpoint.tokenizer),
         hf_overrides=settings.engine.get("decode", {}).get("hf_overrides"),  # type: ignore[arg-type]  # checked when read
         served_model_name=name,
+        enable_lora=any(bool(values.get("enable_lora")) for values in settings.engine.values()),
+        adapters_dir=_uds(sockets, "adapters"),
         host=cluster.host,
         port=cluster.port,
         workers=tuple(unix_address(worker.uds) for worker in workers if worker.uds is not None),
         processes=cluster.router_processes,
         **{name: settings.worker[name] for name in ("drain_timeout_s",) if name in settings.worker},  # type: ignore[arg-type]
-        **{**_cache_secret(sockets), **settings.router},  # type: ignore[arg-type]  # checked when they were read
+        **{**_cache_secret(sockets), **options},  # type: ignore[arg-type]  # checked when they were read
     )
     return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log_level=log_level)
 

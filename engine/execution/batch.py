@@ -59,6 +59,7 @@ class Batch:
     rotary_positions: Tensor | None = None
     images: ImageTokens | None = None  # on the model's device; not sent to other ranks, like the field above
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
+    adapters: tuple[int, ...] = ()  # number of each sequence's LoRA adapter, 0 for none; empty: no sequence has one
     states: StateBlocks | None = None  # of recurrent layers; None: the model has none; not sent to other ranks
 
     @property
@@ -128,7 +129,7 @@ class PooledOutput:
     sums: Tensor  # [len(batch.pooled), hidden] float64: of the hidden states after the final norm
 
 
-NUM_SIZES = 6  # at the front of a packed batch
+NUM_SIZES = 7  # at the front of a packed batch
 
 
 def pack(batch: Batch) -> Tensor:
@@ -137,18 +138,19 @@ def pack(batch: Batch) -> Tensor:
     others = batch.other_groups
     sizes = [
         *(batch.num_tokens, batch.num_seqs, batch.block_tables.shape[1], num_logits, batch.num_decodes),
-        len(others),
+        *(len(others), len(batch.adapters)),
     ]
+    adapters = torch.tensor(batch.adapters, dtype=torch.int64)
     more = [tensor.flatten() for other in others for tensor in (other.slot_mapping, other.block_tables)]
-    return torch.cat([torch.tensor(sizes), *batch.device_tensors(), batch.block_tables.flatten(), *more])
+    return torch.cat([torch.tensor(sizes), *batch.device_tensors(), batch.block_tables.flatten(), *more, adapters])
 
 
 def unpack(numbers: Tensor) -> Batch:
     """Return the batch that `pack` packed."""
-    num_tokens, num_seqs, max_blocks, num_logits, num_decodes, num_others = numbers[:NUM_SIZES].tolist()
+    num_tokens, num_seqs, max_blocks, num_logits, num_decodes, num_others, num_adapted = numbers[:NUM_SIZES].tolist()
     sizes = [num_tokens] * 3 + [num_seqs + 1, num_seqs, num_logits, num_seqs * max_blocks]
-    sizes += [num_tokens, num_seqs * max_blocks] * num_others
-    tensors = numbers[NUM_SIZES:].split_with_sizes(sizes)
+    sizes += [num_tokens, num_seqs * max_blocks] * num_others + [num_adapted]
+    *tensors, adapters = numbers[NUM_SIZES:].split_with_sizes(sizes)
     return Batch(
         token_ids=tensors[0],
         positions=tensors[1],
@@ -164,4 +166,5 @@ def unpack(numbers: Tensor) -> Batch:
             GroupBlocks(slots, tables.view(num_seqs, max_blocks))
             for slots, tables in zip(tensors[7::2], tensors[8::2], strict=True)
         ),
+        adapters=tuple(adapters.tolist()),
     )

@@ -118,7 +118,8 @@ class GraphedModel:
 
     def _is_recorded(self, batch: Batch) -> bool:
         """Return whether the batch is a pure decode with logits of all sequences, of a captured size."""
-        is_decode = batch.images is None and batch.num_decodes == batch.num_seqs == len(batch.logits_indices)
+        is_plain = batch.images is None and not batch.adapters
+        is_decode = is_plain and batch.num_decodes == batch.num_seqs == len(batch.logits_indices)
         return is_decode and batch.num_seqs <= self._largest and not self._attention.num_shared_blocks(batch)
 
     def _record(self, size: int, pool: Tensor, recorder: Recorder) -> RecordedStep:

@@ -31,6 +31,8 @@ from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.kv.origin import KVOrigin, check_mixable, quantization_name
 from baton.engine.kv.state_layout import check_recurrent
 from baton.engine.layers.fp8_weight import products_of
+from baton.engine.lora.adaptable import check_adaptable
+from baton.engine.lora.adapted_linears import AdaptedLinears
 from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
@@ -62,6 +64,7 @@ class LoadedModel:
     generates: bool  # False for an embedding checkpoint without an output layer
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
     vision: VisionEncoder | None = None  # None: the model takes no images
+    adapted: AdaptedLinears | None = None  # None: adapters are not enabled
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -116,6 +119,7 @@ def _load(
     directory, device = Path(config.model), torch.device(config.device)
     shard.check(whole)
     check_recurrent(config, whole, shard.size, is_expert_parallel=group is not None)
+    check_adaptable(config, whole, is_expert_parallel=group is not None)
     num_parts = shard.kv_parts(whole, config.kv_shards)
     groups = KVGroups.of(config, whole)
     try:
@@ -153,6 +157,7 @@ def _load(
         tensor or ONE_RANK,
         config.quantization,
         groups,
+        config.lora,
     )
     records = may_record and can_be_recorded(model)
     if is_measured:
@@ -198,6 +203,7 @@ def _load(
         cores,
         generates=model.has_head,
         vision=model.vision,
+        adapted=model.adapted,
     )
 
 

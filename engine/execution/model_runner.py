@@ -178,6 +178,7 @@ class ModelRunner:
             context_lens_list=context_lens,
             num_decodes=sum(query_len == 1 for query_len in query_lens),
             other_groups=tuple(others),
+            adapters=_adapters(scheduled),
             states=self._states(scheduled) if self.groups.states is not None else None,
         )
 
@@ -223,6 +224,12 @@ class ModelRunner:
         first = max(item.start, item.request.num_prompt_logprobs)
         targets = item.request.token_ids[first + 1 : first + 1 + len(rows)]
         return self.sampler.prompt_logprobs(logits[rows.start : rows.stop], targets, num_top)
+
+
+def _adapters(scheduled: Sequence[ScheduledRequest]) -> tuple[int, ...]:
+    """Return the number of each request's adapter; nothing if none has one."""
+    numbers = tuple(item.request.adapter_number for item in scheduled)
+    return numbers if any(numbers) else ()
 
 
 def _sampled_inputs(token_ids: Tensor, scheduled: Sequence[ScheduledRequest]) -> Tensor:

@@ -12,10 +12,11 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.checkpoint.weights import Weights
-from baton.engine.config import IndexerConfig, MLAConfig, ModelConfig
+from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import to_device_async
 from baton.engine.layers.linear import Linear, load_linear
+from baton.engine.mla import IndexerConfig, MLAConfig
 from baton.engine.ops.base import Rotation
 from baton.engine.ops.factory import ops_for
 

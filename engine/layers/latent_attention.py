@@ -7,11 +7,12 @@ from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.checkpoint.weights import Weights
-from baton.engine.config import MLAConfig, ModelConfig
+from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.layers.indexer import Indexer, attend_sparsely, load_indexer
 from baton.engine.layers.linear import Linear, Projection, load_linear, load_partial, summed
 from baton.engine.layers.norm import RMSNorm
+from baton.engine.mla import MLAConfig
 from baton.engine.ops.base import Rotation
 from baton.engine.ops.factory import ops_for
 from baton.engine.parallel.tensor_parallel import TensorRanks

@@ -11,11 +11,13 @@ from baton.engine.layers.fp8_weight import StoredWeight, fp8_weight
 from baton.engine.layers.grouped_weight import GroupedWeight, grouped_weight
 from baton.engine.layers.int4_weight import group_of, int4_matrix
 from baton.engine.layers.int8_weight import Int8Weight, int8_weight
+from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.layers.panel_weight import GatedWeights, PairedWeight, PanelWeight, can_gate, can_have_panels
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
 
 Projection = Callable[[Tensor], Tensor]  # [num_tokens, in_features] to [num_tokens, out_features]
+Addend = Callable[[Tensor, Tensor], Tensor]  # of a Linear's input and output, which it changes in place and returns
 
 
 class Linear:
@@ -36,6 +38,8 @@ class Linear:
         weight's memory.
         """
         self.bias = bias
+        self.source: LinearSource | None = None  # set if adapters may change the product
+        self.addend: Addend | None = None  # of adapters; None: they are not enabled
         self.form: Int8Weight | StoredWeight | PanelWeight | None = None  # weight with its own product
         self.is_packed = False  # in oneDNN's layout
         if not isinstance(weight, Tensor):
@@ -55,6 +59,10 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, out_features] for x [num_tokens, in_features]."""
+        output = self._product(x)
+        return output if self.addend is None else self.addend(x, output)
+
+    def _product(self, x: Tensor) -> Tensor:
         if self.form is not None:
             return self.form(x, self.bias)
         if self.is_packed:
@@ -151,7 +159,10 @@ def load_fused(
     wanted = [(part,) for part in rows] if rows is not None else None
     parts = peek_all(weights, [f"{prefix}.weight" for prefix in prefixes], out_features, in_features, wanted=wanted)
     addend = stack(weights, [f"{prefix}.bias" for prefix in prefixes], out_features, wanted=wanted) if bias else None
-    return make_linear(weights, parts, addend, quantization=weights.quantization)
+    linear = make_linear(weights, parts, addend, quantization=weights.quantization)
+    each = zip(prefixes, out_features, rows or [slice(None)] * len(prefixes), strict=True)
+    linear.source = LinearSource([ProjectionRows(*part) for part in each], in_features, slice(None))
+    return linear
 
 
 def load_slices(
@@ -171,7 +182,11 @@ def load_slices(
     names, sizes = [prefix] * len(wanted), [out_features] * len(wanted)
     parts = peek_all(weights, [f"{name}.weight" for name in names], sizes, in_features, wanted=wanted)
     addend = stack(weights, [f"{name}.bias" for name in names], sizes, wanted=wanted) if bias else None
-    return make_linear(weights, parts, addend, quantization=weights.quantization)
+    linear = make_linear(weights, parts, addend, quantization=weights.quantization)
+    linear.source = LinearSource(
+        [ProjectionRows(prefix, out_features, each) for each in rows], in_features, slice(None)
+    )
+    return linear
 
 
 def _merged(rows: Sequence[slice]) -> list[slice]:
@@ -197,7 +212,9 @@ def load_partial(
     """Load a projection of some input columns: the ranks' outputs add up to the whole. Rank 0 has the bias."""
     parts = peek_all(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[(slice(None), columns)])
     addend = stack(weights, [f"{prefix}.bias"], [out_features]) if bias else None
-    return make_linear(weights, parts, addend if shard.rank == 0 else None, quantization=weights.quantization)
+    linear = make_linear(weights, parts, addend if shard.rank == 0 else None, quantization=weights.quantization)
+    linear.source = LinearSource([ProjectionRows(prefix, out_features, slice(None))], in_features, columns)
+    return linear
 
 
 def make_linear(

@@ -20,8 +20,11 @@ class MLP:
         self._gated = gated_weights([(gate_up, down)]) if activation == "silu" else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the output for x [num_tokens, hidden], in the same shape."""
-        if self._gated is not None:
+        """Return the output for x [num_tokens, hidden], in the same shape.
+
+        With adapters enabled, always as two products: a row then has the same bits whatever adapters others have.
+        """
+        if self._gated is not None and self.gate_up.addend is self.down.addend is None:
             return self._gated(x, [len(x)])
         return self.down(ops_for(x.device).gate_and_mul(self.gate_up(x), self.activation))
 

@@ -18,6 +18,8 @@ from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import LAST_NAMES
 from baton.engine.layers.int8_weight import check_quantization
+from baton.engine.lora.adaptable import adapt
+from baton.engine.lora.config import LoraConfig
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.models.loading import ModelLoader
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorRanks
@@ -49,10 +51,11 @@ def load_model(
     tensor: TensorRanks = ONE_RANK,
     quantization: str | None = None,
     groups: KVGroups | None = None,
+    lora: LoraConfig | None = None,
 ) -> CausalLM:
     """Load a checkpoint's weights into a model that uses `attention` in every layer.
 
-    groups: KV groups of the layers; default is one.
+    groups: KV groups of the layers; default is one. lora: default is without adapters.
 
     `on_progress` receives the fraction loaded, up to 1. With a group no experts are read: it places them when it forms.
     A tensor-parallel rank reads only its shard. Raises InvalidCheckpoint naming a tensor that is missing, unexpected or
@@ -65,6 +68,8 @@ def load_model(
     weights = Weights(directory, dtype, device, on_progress, quantization, stored, prefixes)
     with torch.inference_mode():
         model = ModelLoader(weights, config, attention, tensor, group, groups).load()
+        if lora is not None and lora.enabled:
+            adapt(model, lora, device, dtype if lora.dtype == "auto" else torch_dtype(lora.dtype))
     weights.finish(lambda name: _is_not_of_model(name, config))
     if group is None:
         weights.close()

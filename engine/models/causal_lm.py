@@ -15,6 +15,7 @@ from baton.engine.layers.linear import Projection
 from baton.engine.layers.moe import MoE
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.rotary import RotaryEmbedding
+from baton.engine.lora.adapted_linears import AdaptedLinears
 from baton.engine.models.decoder_layer import DecoderLayer
 from baton.engine.ops.base import Rotation
 from baton.engine.vision.encoder import VisionEncoder
@@ -66,6 +67,7 @@ class CausalLM:
         self.logits_soft_cap = logits_soft_cap
         self.layer_inputs = layer_inputs
         self.vision = vision
+        self.adapted: AdaptedLinears | None = None  # None: steps have no adapters
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
@@ -73,9 +75,7 @@ class CausalLM:
 
         Tensor-parallel ranks compute the same steps; rank 0 gets all the logits.
         """
-        batch = batch.on(pool.device)
-        self.backend.plan(batch)
-        return self.compute(batch, pool)
+        return self.compute(self._planned(batch, pool), pool)
 
     @torch.inference_mode()
     def forward_pooled(self, batch: Batch, pool: Tensor) -> PooledOutput:
@@ -83,8 +83,7 @@ class CausalLM:
 
         The sums of tensor-parallel ranks are equal, as their residual streams are.
         """
-        batch = batch.on(pool.device)
-        self.backend.plan(batch)
+        batch = self._planned(batch, pool)
         x, addend = self._residuals(batch, pool)
         sums = self._sums(x, addend, batch.pooled)  # first: it copies what it reads
         return PooledOutput(self._logits(x, addend, batch.logits_indices), sums)
@@ -104,6 +103,14 @@ class CausalLM:
     def is_recurrent(self) -> bool:
         """Whether any layer has recurrent state, so that a step can be computed only once."""
         return None in self.kv_places
+
+    def _planned(self, batch: Batch, pool: Tensor) -> Batch:
+        """Return the batch on the model's device, with its attention and its adapters planned."""
+        batch = batch.on(pool.device)
+        self.backend.plan(batch)
+        if self.adapted is not None:
+            self.adapted.adapters.plan(batch)
+        return batch
 
     def _residuals(self, batch: Batch, pool: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream after the last layer and the addend for it, both [num_tokens, hidden]."""

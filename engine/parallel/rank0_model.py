@@ -8,6 +8,7 @@
 
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import NoReturn
 
 import torch
@@ -19,6 +20,7 @@ from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.execution.cores import running_on
 from baton.engine.execution.device import computing_on
 from baton.engine.execution.loaded_model import load, zeros
+from baton.engine.lora.registry import AdapterRegistry
 from baton.engine.models import Model
 from baton.engine.parallel.tensor_parallel import TensorGroup
 
@@ -69,6 +71,8 @@ class Follower:
         self.fingerprint = loaded.fingerprint
         self._model = loaded.model
         self._tensor = tensor
+        self.adapters = AdapterRegistry(config.lora, loaded.adapted)  # here it only reads: batches have numbers
+        self._unused: SimpleQueue[int] = SimpleQueue()  # numbers of adapters to drop between two steps
         self._busy_since_s: float | None = None  # monotonic clock; None while waiting for a step
 
     @property
@@ -81,6 +85,10 @@ class Follower:
         turn_s = 0.0 if since_s is None else time.monotonic() - since_s
         return turn_s / 2 if self._tensor.is_waiting else turn_s
 
+    def drop_adapter(self, number: int) -> None:
+        """Free an adapter's memory before the next step; may be called on any thread."""
+        self._unused.put(number)
+
     def follow(self) -> NoReturn:
         """Compute all steps until GroupBroken is raised, when rank 0 has ended or another rank is lost."""
         if self.config.num_threads is not None:
@@ -90,8 +98,13 @@ class Follower:
                 while True:
                     batch = self._tensor.receive_broadcast()
                     self._busy_since_s = time.monotonic()
+                    self._drop_unused()
                     self._model.forward(batch, self.pool)
                     self._busy_since_s = None
         finally:
             self._busy_since_s = None
             self._tensor.close()
+
+    def _drop_unused(self) -> None:
+        while not self._unused.empty():
+            self.adapters.drop(self._unused.get())

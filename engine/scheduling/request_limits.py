@@ -1,8 +1,26 @@
 """Limits that a request must meet to run in an engine at all."""
 
+from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidRequest
 from baton.engine.kv.block_manager import BlockManager
+from baton.engine.pooling.config import PoolingConfig
 from baton.engine.request import Request
+from baton.engine.vision.image import check_images
+
+
+def check_fits_model(request: Request, model: ModelConfig, pooling: PoolingConfig | None, *, generates: bool) -> None:
+    """Raise InvalidRequest if the model cannot compute the request. pooling: of the model's embeddings, if any."""
+    request.sampling.validate(model.vocab_size)
+    if not all(0 <= token_id < model.vocab_size for token_id in request.token_ids):
+        raise InvalidRequest(f"a prompt token id is out of range; valid ids are 0 to {model.vocab_size - 1}")
+    check_images(request.images, request.token_ids, request.num_prompt_tokens, model.vision)
+    if request.pooling is None:
+        if not generates:
+            raise InvalidRequest("the model only makes embeddings: its checkpoint has no lm_head")
+    elif pooling is None:
+        raise InvalidRequest("the model makes no embeddings; set pooling if it should")
+    else:
+        pooling.check(request.pooling)
 
 
 def check_request(request: Request, blocks: BlockManager, max_model_len: int) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError, InvalidRequest, QueueFull
 from baton.engine.kv.block_manager import BlockManager
+from baton.engine.lora.use import AdapterUse
 from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
-from baton.engine.scheduling.lookahead import can_look_ahead
+from baton.engine.scheduling.backlog import Backlog
+from baton.engine.scheduling.lookahead import following
 from baton.engine.scheduling.request_limits import check_request
 from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
 from baton.engine.scheduling.step_budget import RemainingBudget, StepBudget
@@ -30,6 +32,7 @@ class Scheduler:
         finish_rule: FinishRule,
         may_sample: Callable[[Request], bool] = lambda _: True,
         speculator: Speculator | None = None,  # adds drafts to steps
+        adapters: AdapterUse | None = None,
     ) -> None:
         """may_sample: whether a request's last known token may be computed, so that the next one is sampled."""
         if config.step_tokens <= config.batch_seqs:
@@ -42,6 +45,7 @@ class Scheduler:
         self.finish_rule = finish_rule
         self._may_sample = may_sample
         self._speculator = speculator
+        self._adapters = adapters or AdapterUse()
         self.budget = StepBudget(config.step_tokens)
         self.waiting = OrderedRequests()
         self.running = OrderedRequests()
@@ -49,6 +53,7 @@ class Scheduler:
         self.num_cached_tokens = 0
         self.num_looked_up_tokens = 0
         self._requests: dict[RequestId, Request] = {}
+        self.backlog = Backlog(self._requests, self.waiting, blocks)
         self._num_arrivals = 0
         self._may_admit = False  # whether the next schedule might admit a waiting request
 
@@ -56,26 +61,6 @@ class Scheduler:
     def num_unfinished(self) -> int:
         """Requests that have not ended."""
         return sum(request.status is not RequestStatus.FINISHED for request in self._requests.values())
-
-    @property
-    def num_receiving(self) -> int:
-        """Requests whose KV is computed elsewhere and not all here yet, with blocks for it or without."""
-        requests = self._requests.values()
-        return sum(each.receives_kv and each.status is not RequestStatus.FINISHED for each in requests)
-
-    @property
-    def num_awaited_blocks(self) -> int:
-        """Blocks that waiting requests need for KV and state, apart from those that were cached when they arrived."""
-        num_state, count = self.blocks.groups.num_state_blocks, self.blocks.num_blocks_for
-        return sum(count(each.num_tokens - each.num_cached_tokens) + num_state for each in self.waiting)
-
-    @property
-    def num_queued_tokens(self) -> int:
-        """Tokens that this engine must compute until every request has caught up.
-
-        Excludes tokens of a waiting request that were in the prefix cache when it arrived, and remote prefills.
-        """
-        return sum(request.num_tokens_to_compute for request in self._requests.values())
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
@@ -88,6 +73,7 @@ class Scheduler:
         request.arrival = self._num_arrivals
         request.num_cached_tokens = 0 if request.needs_whole_prompt else self.blocks.num_cached_tokens(request)
         self._requests[request.request_id] = request
+        self._adapters.hold(request)
         self.waiting.add(request)
 
     def schedule(self) -> Schedule:
@@ -99,7 +85,7 @@ class Scheduler:
         self._admit(schedule, remaining)
         if self._speculator is not None:
             self._speculator.add_drafts(schedule.requests, min(remaining.num_tokens, remaining.num_prompt_logits))
-        schedule.requests.sort(key=lambda item: item.num_new_tokens > 1)
+        schedule.requests.sort(key=lambda item: (item.num_new_tokens > 1, item.request.adapter_number))
         self._may_admit = schedule.leaves_waiting
         return schedule
 
@@ -112,14 +98,7 @@ class Scheduler:
         may_admit = self._may_admit or (self.blocks.groups.has_windows and len(self.waiting) > 0)  # steps free blocks
         if may_admit or len(running) != len(self.running) or not all(item.samples for item in in_flight):
             return []
-        items = []
-        for row, item in enumerate(in_flight):
-            request = item.request
-            if request.status is not RequestStatus.RUNNING or self.finish_rule.ends_by_length(request):
-                continue
-            if not (can_look_ahead(request) and self.blocks.grow(request, num_unknown=1)):
-                return []
-            items.append(ScheduledRequest.after(item, row))
+        items = following(in_flight, self.finish_rule, self.blocks)
         if items and self._speculator is not None and self._speculator.holds_up(running):
             return []
         return items
@@ -206,6 +185,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that every block has exactly its expected holders, and that the queues match the request states."""
         self.blocks.check_integrity(self._requests.values())
+        states = (RequestStatus.RUNNING, RequestStatus.RECEIVING)
+        self._adapters.check_integrity([each for each in self._requests.values() if each.status in states])
         self.waiting.check_integrity(self._requests.values(), RequestStatus.WAITING)
         self.running.check_integrity(self._requests.values(), RequestStatus.RUNNING)
         assert not any(any(each.block_tables) for each in self.waiting), "a waiting request holds blocks"
@@ -267,6 +248,7 @@ class Scheduler:
         """Free a request's blocks and requeue it in its old place; its tokens are recomputed."""
         self.running.remove(request)
         self.blocks.free(request)
+        self._adapters.preempt(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         request.status = RequestStatus.WAITING
@@ -278,10 +260,15 @@ class Scheduler:
 
         Remote prefills are limited by blocks alone: they join the batch only after their KV has arrived. Requests that
         cannot be sampled yet, because their grammar is being compiled, get at most half of the batch; the rest of them
-        wait and hold up no other request.
+        wait and hold up no other request. Those without room for their adapter in the batch hold up only others with
+        adapters.
         """
         num_unready: int | None = None  # counted only if a request needs it
+        lacks_adapter = False  # a request waits for a place of its adapter; later ones must not take it
         for request in list(self.waiting):
+            if request.adapter_number and (lacks_adapter or not self._adapters.fits(request)):
+                lacks_adapter = True
+                continue
             is_computed_here = not request.receives_kv
             is_ready = self._may_sample(request)
             if is_computed_here and not is_ready:
@@ -296,6 +283,7 @@ class Scheduler:
             if not self._take_blocks(request):
                 return
             self.waiting.remove(request)
+            self._adapters.admit(request)
             if request.receives_kv:
                 request.status = RequestStatus.RECEIVING
                 self.blocks.begin_fill(request)
@@ -332,6 +320,7 @@ class Scheduler:
 
     def _stop(self, request: Request, reason: FinishReason) -> None:
         """End a request in any state."""
+        self._adapters.end(request)
         if request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
         elif request.status is RequestStatus.RUNNING:

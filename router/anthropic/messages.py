@@ -25,7 +25,7 @@ class MessagesApi:
     async def create(self, body: MessagesRequest, exchange: Exchange) -> None:
         """Generate a message and send it."""
         exchange.response_headers[REQUEST_ID] = exchange.request_id
-        model = self._service.models.named(body.model)
+        model = await self._service.models.find(body.model)
         request, marked = chat_request(body, model.tokenizer.chat_template, model.output_format)
         body.messages, body.system, body.tools = [], [], []  # they may be megabytes
         await self._chat.respond(
@@ -35,7 +35,7 @@ class MessagesApi:
     async def count_tokens(self, body: CountTokensRequest, exchange: Exchange) -> None:
         """Send the number of tokens of a prompt, the same as in the usage of a message."""
         exchange.response_headers[REQUEST_ID] = exchange.request_id
-        model, client = self._service.models.named(body.model), exchange.client
+        model, client = await self._service.models.find(body.model), exchange.client
         context = read_context(exchange.headers, None, 0, client, self._service.config.default_timeout_s)
         template = model.tokenizer.chat_template
         request = prompt_request(body, template, model.output_format)

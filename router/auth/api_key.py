@@ -28,8 +28,8 @@ class ApiKey:
     tokens_per_minute: int | None = None  # of prompts and outputs
     cache_scope: str | None = None  # keys of one scope share cached prompts; None: the key shares none
     max_pinned_fraction: float | None = None  # of a worker's KV blocks, for its pins; None: the worker's limit
-    is_admin: bool = False  # may clear the caches of all tenants
     expires_s: float | None = None  # Unix time from which the key is refused
+    is_admin: bool = False  # it may load and unload adapters, and clear the caches of all tenants
 
     @property
     def tenant(self) -> str:
@@ -65,6 +65,9 @@ def is_hidden(text: str) -> bool:
 
 
 def unnamed_key(text: str) -> ApiKey:
-    """Return the key of a digest from `hidden`. Its name is derived from the digest, the same at all routers."""
+    """Return the key of a digest from `hidden`, the operator's own.
+
+    Its name is derived from the digest, the same at all routers.
+    """
     digest = bytes.fromhex(text.removeprefix(DIGEST_PREFIX))
-    return ApiKey(name=f"key-{sha256(digest).hexdigest()[:8]}", digest=digest)
+    return ApiKey(name=f"key-{sha256(digest).hexdigest()[:8]}", digest=digest, is_admin=True)

@@ -13,7 +13,7 @@ from baton.router.auth.key_meter import NOTHING, KeyMeter
 from baton.router.auth.keys_file import InvalidKeysFile, KeysFile, Signature
 from baton.router.request_context import INT32_MAX
 from baton.rpc.background_check import BackgroundCheck
-from baton.rpc.status import Unauthenticated
+from baton.rpc.status import Forbidden, Unauthenticated
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,11 @@ class Client:
         if self.key is None:
             return ""
         return digest_of(self.key.tenant.encode()).hex() if self.tenant is None else self.tenant.salt("")
+
+    def check_admin(self) -> None:
+        """Raise Forbidden if there are keys, and the client's is not an administrator's."""
+        if self.key is not None and not self.key.is_admin:
+            raise Forbidden(f"the API key {self.key.name} may not do this; in the file of keys, it needs `admin: true`")
 
     def begin(self) -> None:
         """Count a request. Raises KeyLimitReached."""

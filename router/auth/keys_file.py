@@ -9,8 +9,8 @@ keys:
     tokens_per_minute: 200000
     cache_salt: research        # scope within which cached prompts are shared
     max_pinned_fraction: 0.1
-    admin: false                # may clear the workers' caches
     expires: 2027-01-31T00:00:00Z
+    admin: true                 # it may load and unload LoRA adapters, and clear the workers' caches
 """
 
 import os
@@ -55,8 +55,8 @@ class KeyEntry:
     max_pinned_fraction: float | None = option(
         None, "Largest share of a worker's KV cache that its pins may hold.", minimum=0.000001, maximum=1
     )
-    admin: bool = option(False, "Whether it may clear the workers' caches.")
     expires: str | None = option(None, "Time after which the key is invalid, in ISO 8601.")
+    admin: bool = option(False, "Whether it may load and unload LoRA adapters, and clear the workers' caches.")
 
 
 ENTRY_OPTIONS = options_of(KeyEntry)
@@ -186,8 +186,8 @@ def _key(entry: object, where: str) -> ApiKey:
         tokens_per_minute=checked.tokens_per_minute,
         cache_scope=checked.cache_salt,
         max_pinned_fraction=checked.max_pinned_fraction,
-        is_admin=checked.admin,
         expires_s=None if checked.expires is None else _unix_time(checked.expires, f"{where}.expires"),
+        is_admin=checked.admin,
     )
 
 

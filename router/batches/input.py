@@ -60,22 +60,32 @@ class InputReader:
         models: Collection[str] = (),
         *,
         max_completions: int,
+        adapted_model: Callable[[str], str] = lambda _name: "",
     ) -> None:
         """`context_len`: returns the maximum tokens of a prompt, each of which may be an element of a list.
 
         `models`: names of the served models. `max_completions`: of one request; one with more gets an error.
+        `adapted_model`: returns the model of the adapter with a name; empty: there is none. Called in a thread.
         """
         self._disk = disk
         self._max_line_bytes = max_line_bytes
         self._context_len = context_len
         self._models = frozenset(models)
         self._max_completions = max_completions
+        self._adapted_model = adapted_model
         self._turn = asyncio.Lock()
 
     async def read(self, file: BinaryIO, endpoint: str) -> BatchInput:
         """Check all lines of a file, and return where each is. Blank lines are ignored. Raises FolderLost."""
         found = BatchInput()
-        rules = _Rules(endpoint, self._max_line_bytes, self._context_len(), self._models, self._max_completions)
+        rules = _Rules(
+            endpoint,
+            self._max_line_bytes,
+            self._context_len(),
+            self._models,
+            self._max_completions,
+            self._adapted_model,
+        )
         checks = _check_lines(file, rules, found)
         while await self._paced(lambda: _run_slice(checks)):
             pass
@@ -139,13 +149,16 @@ class _Rules:
     max_elements: int
     models: frozenset[str]
     max_completions: int
+    adapted_model: Callable[[str], str]
 
     def model(self, body: Mapping[str, object]) -> str:
         """Return the name of the model that runs a request; empty if none does. It need not name a single one."""
         name = body.get("model")
         if not name and len(self.models) == 1:
             (name,) = self.models
-        return sys.intern(name) if isinstance(name, str) and name in self.models else ""
+        if not isinstance(name, str):
+            return ""
+        return sys.intern(name if name in self.models else self.adapted_model(name))
 
     def num_completions(self, body: Mapping[str, object]) -> int:
         """Return the completions that a request needs room for; it may be invalid."""

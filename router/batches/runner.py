@@ -180,6 +180,7 @@ async def run_batches(service: RouterService, posts: Mapping[str, BodyRoute[Any]
             models.context_len,
             models.names,
             max_completions=service.config.max_completions,
+            adapted_model=models.adapted_model,
         ),
         slots=slots,
         metrics=metrics,

@@ -109,6 +109,8 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         resume_key=generation.resume_key(index),
         images=map(image_to_proto, generation.images),
         num_marked_tokens=generation.num_marked_tokens,
+        adapter="" if request.adapter is None else request.adapter.name,
+        adapter_digest="" if request.adapter is None else request.adapter.digest,
     )
     request.sampling_message.write(generation.completion_sampling(index), command.sampling)
     return command

@@ -74,7 +74,7 @@ class Dispatcher:
 
         Raises NoWorker, Draining, QueueFull, InvalidRequest (also for impossible hints), or the worker's error.
         """
-        progress = Progress(list(generation.token_ids))
+        progress = Progress(list(generation.token_ids), generation.request.adapter)
         self._budget.note_request()
         if index > 0:
             progress.move()  # it starts while the first completion runs
@@ -167,7 +167,7 @@ class Dispatcher:
 
     def _cluster(self, progress: Progress) -> ClusterSnapshot:
         """Return the workers that the completion may be sent to."""
-        cluster = self._pool.snapshot()
+        cluster = self._pool.snapshot().having(progress.adapter)
         if progress.attempt or progress.fingerprint:
             cluster = cluster.without(frozenset(progress.excluded | progress.busy), progress.fingerprint)
         return cluster
@@ -175,10 +175,12 @@ class Dispatcher:
     async def _choose(self, generation: Generation, index: int, progress: Progress, preferred: str | None) -> Plan:
         """Return the plan. Retries and completions after the first wait for a worker; a new request fails at once.
 
+        Requests for an adapter wait, too: workers that have just joined load it.
+
         In a deployment that scales to zero, new and handed-off ones wait for the first worker, like those in the queue.
         """
         now_s = asyncio.get_running_loop().time
-        deadline_s = now_s() + (self._limits.timeout_s if progress.may_wait else 0.0)
+        deadline_s = now_s() + (self._limits.timeout_s if progress.may_wait or progress.adapter else 0.0)
         while True:
             cluster = self._cluster(progress)
             try:
@@ -256,6 +258,7 @@ class Dispatcher:
             self._output_length.mean,
             self._output_length.typical,
             found.in_stores,
+            progress.adapter,
         )
 
     async def _attempt(

@@ -18,15 +18,15 @@ import grpc
 
 from baton.engine.errors import InvalidRequest, QueueFull
 from baton.kvtransfer.errors import TransferError
-from baton.protos.worker_pb2 import Embedding, EmbedInput, EmbedRequest
+from baton.protos.worker_pb2 import Embedding, EmbedRequest
 from baton.protos.worker_pb2_grpc import EmbeddingsStub
+from baton.router.adapters.adapter import Adapter
 from baton.router.admission.turns import Turns
 from baton.router.dispatch.attempt import RetryBudget
 from baton.router.dispatch.dispatcher import FailoverLimits
-from baton.router.dispatch.embedding_job import EmbeddingBatch, EmbeddingJob, divided
+from baton.router.dispatch.embedding_job import EmbeddingBatch, EmbeddingJob, divided, embed_request
 from baton.router.dispatch.progress import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from baton.router.errors import Draining, NoWorker, WorkerLost
-from baton.router.generation import PromptHashes
 from baton.router.inline_work import InlineWork
 from baton.router.metrics.metrics import RouterMetrics
 from baton.router.policy.cluster import ClusterSnapshot, RoutedRequest, WorkerSnapshot
@@ -97,9 +97,9 @@ class Embedder:
             pass
         return True
 
-    def family(self, context: RequestContext) -> EmbeddingFamily:
+    def family(self, context: RequestContext, adapter: Adapter | None = None) -> EmbeddingFamily:
         """Return the workers for a request. Raises what `choose_family` raises."""
-        return choose_family(self._pool.snapshot(), context.hints.prefill_worker)
+        return choose_family(self._pool.snapshot(), context.hints.prefill_worker, adapter)
 
     def context_len(self, family: EmbeddingFamily) -> int:
         """Return the maximum tokens of an input."""
@@ -144,10 +144,7 @@ class Embedder:
         step_tokens = max((worker.max_num_batched_tokens for worker in workers), default=0) or STEP_TOKENS
         most = -(-len(job.inputs) // (BATCHES_PER_WORKER * max(1, len(workers))))
         places = divided([len(each) for each in job.inputs], min(most, MAX_BATCH_INPUTS), BATCH_STEPS * step_tokens)
-        return [
-            EmbeddingBatch(each, {place: PromptHashes(job.inputs[place], job.cache_salt) for place in each}, not index)
-            for index, each in enumerate(places)
-        ]
+        return [EmbeddingBatch(each, job.hashes(each), not index) for index, each in enumerate(places)]
 
     async def _run(self, job: EmbeddingJob, batch: EmbeddingBatch, results: list[bytes]) -> None:
         """Compute a batch, in as many attempts as needed."""
@@ -208,7 +205,7 @@ class Embedder:
             found = self._pool.cached_tokens(cluster, partial(hashes.extended, token_ids))
             for incarnation, num_tokens in found.in_pool.items():
                 cached[incarnation] = cached.get(incarnation, 0) + num_tokens
-        return RoutedRequest(sum(len(job.inputs[place]) for place in batch.left), cached)
+        return RoutedRequest(sum(len(job.inputs[place]) for place in batch.left), cached, adapter=job.family.adapter)
 
     async def _attempt(
         self,
@@ -229,7 +226,9 @@ class Embedder:
         try:
             turns = self._turns_of(worker)
             async with turns.turn(job.context.fairness_key):
-                message = await self._paced(job, partial(_message, job, batch, worker, self._pool.router_id, number))
+                message = await self._paced(
+                    job, partial(embed_request, job, batch, worker, self._pool.router_id, number)
+                )
                 channel = connection.channel
                 if channel is None or self._pool.connection(worker.incarnation) is not connection:
                     raise WorkerLost(f"worker {worker.worker_id} was lost")
@@ -326,23 +325,3 @@ class Embedder:
             batch.backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         await batch.backoff.wait()
         batch.busy.clear()
-
-
-def _message(
-    job: EmbeddingJob, batch: EmbeddingBatch, worker: WorkerSnapshot, router_id: str, number: int
-) -> EmbedRequest:
-    message = EmbedRequest(
-        request_id=job.request_id,
-        inputs=[EmbedInput(token_ids=job.inputs[place]) for place in batch.left],
-        cache_salt=job.cache_salt,
-        priority=job.context.priority,
-        incarnation=worker.incarnation,
-        fingerprint=worker.fingerprint,
-        router_id=router_id,
-        number=number,
-    )
-    if job.params.dimensions is not None:
-        message.dimensions = job.params.dimensions
-    if job.params.normalizes is not None:
-        message.normalizes = job.params.normalizes
-    return message

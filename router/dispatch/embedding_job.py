@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from baton.engine.pooling.config import PoolingParams
+from baton.protos.worker_pb2 import EmbedInput, EmbedRequest
 from baton.router.dispatch.attempt import Losses
 from baton.router.generation import PromptHashes
+from baton.router.policy.cluster import WorkerSnapshot
 from baton.router.policy.embedding import EmbeddingFamily
 from baton.router.request_context import RequestContext
 from baton.rpc.backoff import Backoff
@@ -29,6 +31,11 @@ class EmbeddingJob:
     def size(self) -> int:
         """Dimensions of the embeddings."""
         return self.params.dimensions or self.family.pooling.size
+
+    def hashes(self, places: Sequence[int]) -> dict[int, PromptHashes]:
+        """Return the hashes of some inputs, by their index."""
+        adapter = self.family.adapter
+        return {place: PromptHashes(self.inputs[place], self.cache_salt, adapter=adapter) for place in places}
 
 
 @dataclass(slots=True)
@@ -61,3 +68,26 @@ def divided(lengths: Sequence[int], max_inputs: int, max_tokens: int) -> list[li
         batches[-1].append(place)
         num_tokens += length
     return batches
+
+
+def embed_request(
+    job: EmbeddingJob, batch: EmbeddingBatch, worker: WorkerSnapshot, router_id: str, number: int
+) -> EmbedRequest:
+    """Return the message for the inputs of a batch that are not computed yet."""
+    message = EmbedRequest(
+        request_id=job.request_id,
+        inputs=[EmbedInput(token_ids=job.inputs[place]) for place in batch.left],
+        cache_salt=job.cache_salt,
+        priority=job.context.priority,
+        incarnation=worker.incarnation,
+        fingerprint=worker.fingerprint,
+        router_id=router_id,
+        number=number,
+        adapter="" if job.family.adapter is None else job.family.adapter.name,
+        adapter_digest="" if job.family.adapter is None else job.family.adapter.digest,
+    )
+    if job.params.dimensions is not None:
+        message.dimensions = job.params.dimensions
+    if job.params.normalizes is not None:
+        message.normalizes = job.params.normalizes
+    return message

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from baton.router.adapters.adapter import Adapter
 from baton.router.dispatch.attempt import Losses
 from baton.router.policy.cluster import RoutedRequest
 from baton.rpc.backoff import Backoff
@@ -25,6 +26,7 @@ class Progress:
     """Progress of one completion over all its attempts."""
 
     token_ids: list[int]  # prompt and output so far
+    adapter: Adapter | None = None  # None: the model itself
     num_prompt_logprobs: int = 0  # positions that were yielded
     attempt: int = 0  # earlier attempts
     num_failures: int = 0  # earlier attempts that count as failures

@@ -39,7 +39,7 @@ class EmbeddingsApi:
         """Compute the embeddings of all inputs and send them."""
         service, client = self._service, exchange.client
         begun_s = time.perf_counter()
-        model = service.models.named(body.model)
+        model = await service.models.find(body.model)
         inputs: list[Input] = []
         reading = read_inputs(body.input)
         while (each := await self._inline.run_paced(lambda: next(reading, None))) is not None:
@@ -66,7 +66,7 @@ class EmbeddingsApi:
         exchange: Exchange,
     ) -> bytes:
         """Return the response."""
-        family = model.embedder.family(context)
+        family = model.embedder.family(context, model.adapter)
         params = body.params(family.pooling)
         is_base64 = body.encoding_format == "base64"
         num_bytes = self._check_size(len(inputs), family, params, is_base64)

@@ -60,7 +60,7 @@ class InferenceService(InferenceServicer):
                 client = client_of(self._service, context)
                 client.begin()
                 with counted(self._service, request.ByteSize(), context, client):
-                    model = self._service.models.named(request.model)
+                    model = await self._service.models.find(request.model)
                     wanted = await self._inline.run_paced(
                         lambda: self._generation_request(model, request, request_id, client)
                     )
@@ -130,6 +130,7 @@ class InferenceService(InferenceServicer):
             skip_special_tokens=request.skip_special_tokens,
             n=num_completions,
             cache_salt=client.cache_salt(request.cache_salt),
+            adapter=model.adapter,
             context=_context(request, client, config.default_timeout_s),
         )
 

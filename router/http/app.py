@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from baton.router.adapters.api import AdaptersApi, LoadAdapterBody, UnloadAdapterBody
 from baton.router.admission.unread_output import UnreadOutput
 from baton.router.anthropic import errors as anthropic
 from baton.router.anthropic.messages import MessagesApi
@@ -77,7 +78,7 @@ def make_http_app(service: RouterService) -> HttpApp:
     tokenizer, chat, config = TokenizeApi(service), ChatApi(service), service.config
     reader = BodyReader(service.models.context_len)
     intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes)
-    messages = MessagesApi(service, chat)
+    messages, adapters = MessagesApi(service, chat), AdaptersApi(service)
     posts: Posts = {
         "/v1/chat/completions": BodyRoute(ChatRequest, chat.complete, intake),
         "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, intake),
@@ -95,6 +96,8 @@ def make_http_app(service: RouterService) -> HttpApp:
             BatchRequest, BatchesApi(service).create, intake, error_response=files_error, can_resume=False
         ),
         PINS: BodyRoute(PinRequest, PinsApi(service).create, intake, can_resume=False),
+        "/v1/load_lora_adapter": BodyRoute(LoadAdapterBody, adapters.load, intake, can_resume=False),
+        "/v1/unload_lora_adapter": BodyRoute(UnloadAdapterBody, adapters.unload, intake, can_resume=False),
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }

@@ -107,10 +107,15 @@ class KServeHttp:
         }
 
     async def infer(self, model: ServedModel, body: InferBody, exchange: Exchange) -> None:
-        """Generate from the input tensors and respond with tensors."""
+        """Generate from the input tensors and respond with tensors.
+
+        `model`: of the path; the body may name an adapter of it.
+        """
+        await self._service.models.find(body.model_name or model.name)
         named = find_model(self._service.models, body.model_name or model.name, body.model_version or "")
-        if named is not model:
+        if named.info.name != model.name:
             raise FieldError("model_name", f"model_name is {named.name}, but the path has {model.name}")
+        model = named
         inference, binary = await body.inference().read(), body.binary_outputs()
         await self._respond(
             model, inference, exchange, lambda outputs: InferShape(model.name, inference.request_id, outputs, binary)

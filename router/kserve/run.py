@@ -53,7 +53,7 @@ class Run:
 
     async def read(self, may_stream: bool) -> Inference:
         """Return the valid inference. Raises NotFound or InvalidRequest."""
-        _ = self.model  # reports an unknown one before the inputs are read
+        await self._service.models.find(self._request.model_name)  # reports an unknown one before the inputs are read
         inference = await read_request(self._request, may_stream).read()
         inference.body.check(self._service.config, num_prompts=1)
         return inference
@@ -110,6 +110,6 @@ class Run:
         if timeout_s is None:
             timeout_s = self._service.config.default_timeout_s
         context = read_context(self._headers, body.user, body.priority, client, timeout_s)
-        common = completion_generation(self.model.info, body, context, client.cache_salt(body.cache_salt or ""))
+        common = completion_generation(self.model, body, context, client.cache_salt(body.cache_salt or ""))
         assert isinstance(body.prompt, str)
         return replace(common, request_id=self.command_id, prompt=body.prompt)

@@ -6,6 +6,7 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
+from baton.router.metrics.adapter_series import AdapterSeries
 from baton.router.metrics.histogram import LoopHistogram
 from baton.router.metrics.traffic import Traffic
 from baton.router.parsing.base import CallEnd, CallStart, OutputPart
@@ -27,6 +28,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self.model_name = model_name
         self.traffic = Traffic(traffic_window_s)
+        self.adapters = AdapterSeries(self.registry, model_name, PREFIX)
         self._prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests served.")
         self._generation_tokens = self._count("generation_tokens", "Tokens generated.")
         self._prefix_cache_queries = self._count("prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
@@ -84,8 +86,10 @@ class RouterMetrics:
         """Count a completion that was routed by this kind of plan."""
         self._plans(plan).inc()
 
-    def prompt_done(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """Record a prompt that was computed."""
+    def prompt_done(self, num_tokens: int, num_cached_tokens: int, adapter: str = "") -> None:
+        """Record a prompt that was computed. adapter: its name; empty: none."""
+        if adapter:
+            self.adapters.prompt_done(adapter, num_tokens)
         self._prompt_tokens.inc(num_tokens)
         self._prefix_cache_queries.inc(num_tokens)
         self._prefix_cache_hits.inc(num_cached_tokens)
@@ -130,9 +134,10 @@ class RouterMetrics:
 class CompletionMeter:
     """Latencies of one completion, and its calls."""
 
-    def __init__(self, metrics: RouterMetrics, started_s: float | None = None) -> None:
-        """started_s: on the clock of `time.monotonic`; None: now."""
+    def __init__(self, metrics: RouterMetrics, started_s: float | None = None, adapter: str = "") -> None:
+        """started_s: on the clock of `time.monotonic`; None: now. adapter: its name; empty: none."""
         self._metrics = metrics
+        self._adapter = adapter
         self._started_s = time.monotonic() if started_s is None else started_s
         self._first_s = self._last_s = 0.0
         self._num_tokens = 0
@@ -163,4 +168,6 @@ class CompletionMeter:
         self._metrics.calls_ended(reason, self._num_calls, self._num_invalid)
         reason = "stop" if reason == "tool_calls" else reason
         now_s = time.monotonic()
+        if self._adapter:
+            self._metrics.adapters.completion_ended(self._adapter, reason, self._num_tokens)
         self._metrics.completion_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)

@@ -117,7 +117,7 @@ class ChatApi:
 
     async def complete(self, body: ChatRequest, exchange: Exchange) -> None:
         """Generate the completions of a conversation and send the response."""
-        model = self._service.models.named(body.model)
+        model = await self._service.models.find(body.model)
         await self.respond(model, body, exchange, partial(_shape, model, body, exchange))
 
     async def respond(
@@ -185,6 +185,7 @@ def _request(
         skip_special_tokens=body.skip_special_tokens,
         n=body.n,
         cache_salt=exchange.client.cache_salt(body.cache_salt or ""),
+        adapter=model.adapter,
         whole=not body.stream,
         output_rules=output_rules(model.output_format, tools),
         context=context,

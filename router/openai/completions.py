@@ -16,7 +16,6 @@ from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, resumable
 from baton.router.inline_work import InlineWork, Pace
 from baton.router.limits import check_echo
-from baton.router.model_info import ModelInfo
 from baton.router.openai.completion_shape import CompletionShape, PromptEcho
 from baton.router.openai.fields import STREAM_RULE, TRUE, GenerationFields
 from baton.router.openai.prompts import PROMPT_SCHEMA, Prompt, read_prompts
@@ -61,7 +60,7 @@ class CompletionsApi:
 
     async def complete(self, body: CompletionRequest, exchange: Exchange) -> None:
         """Generate the completions of each prompt and send the response."""
-        model = self._service.models.named(body.model)
+        model = await self._service.models.find(body.model)
         await self.respond(model, body, exchange, partial(_shape, model, body, exchange))
 
     async def respond(
@@ -105,7 +104,7 @@ async def _answer(
 ) -> None:
     request_id, cache_salt = command_id(exchange.request_id), exchange.client.cache_salt(body.cache_salt or "")
     generations, pace = [], Pace()
-    common = completion_generation(model.info, body, context, cache_salt)
+    common = completion_generation(model, body, context, cache_salt)
     for place, prompt in enumerate(prompts):
         request = replace(common, request_id=f"{request_id}-{place}", prompt=prompt)
         generations.append(await model.pipeline.prepare(resumable(request, exchange.resumption, place)))
@@ -153,10 +152,10 @@ async def _echo(tokenizer: Tokenizer, body: CompletionRequest, prompt: Prompt, g
 
 
 def completion_generation(
-    model: ModelInfo, body: CompletionRequest, context: RequestContext, cache_salt: str
+    model: ServedModel, body: CompletionRequest, context: RequestContext, cache_salt: str
 ) -> GenerationRequest:
     """Return what the requests of all prompts share, without id and prompt. Raises InvalidRequest."""
-    sampling = body.sampling(model.sampling_defaults, model.vocab_size, body.logprobs)
+    sampling = body.sampling(model.info.sampling_defaults, model.info.vocab_size, body.logprobs)
     if body.echo and body.logprobs is not None:
         sampling = replace(sampling, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
     return GenerationRequest(
@@ -172,6 +171,7 @@ def completion_generation(
         skip_special_tokens=body.skip_special_tokens,
         n=body.n,
         cache_salt=cache_salt,
+        adapter=model.adapter,
         whole=not body.stream,
         context=context,
     )

@@ -79,6 +79,12 @@ POST_ERRORS: Mapping[int, str] = {
     503: "No worker can serve the request now.",
     504: "The request exceeded its time limit.",
 }
+ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+ADMIN_ERRORS: Mapping[int, str] = {
+    400: "The body is not as described, or a worker cannot load the adapter.",
+    403: "The API key is not an administrator's.",
+    404: "There is no such adapter, or the server loads none.",
+}
 STORED_ERRORS: Mapping[int, str] = {
     400: "A query parameter is not as described, or the operation is not supported.",
     404: "The response does not exist, or not for this API key.",
@@ -130,6 +136,7 @@ class Description:
         self._posts = posts
         config, vocab_size = service.config, max(model.info.vocab_size for model in service.models)
         self._model_names = service.models.names
+        self._has_adapters = bool(service.models.catalogs)
         max_choices = config.max_completions
         self._bounds: Mapping[str, tuple[str, int]] = {  # by the title of a type
             TOKEN_ID: ("maximum", vocab_size - 1),
@@ -175,14 +182,15 @@ class Description:
         for body in self._posts.values():
             schema = definitions[body.__name__]
             if "model" in schema["properties"]:
-                schema["properties"]["model"] = {"title": "Model", "enum": list(self._model_names)}
+                names = {"type": "string"} if self._has_adapters else {"enum": list(self._model_names)}
+                schema["properties"]["model"] = {"title": "Model", **names}
                 schema["required"] = ["model", *schema.get("required", ())]
 
     def _post(self, path: str, model: type[BaseModel], known: Mapping[Any, Json]) -> Json:
         return {
             "summary": (model.__doc__ or "").partition("\n")[0],
             "requestBody": {"content": {JSON: {"schema": known[model]}}, "required": True},
-            **self._operation(path, known, POST_ERRORS),
+            **self._operation(path, known, {**POST_ERRORS, **ADMIN_ERRORS} if path in ADMIN_PATHS else POST_ERRORS),
         }
 
     def _operation(self, path: str, known: Mapping[Any, Json], errors: Mapping[int, str]) -> Json:
@@ -211,6 +219,8 @@ class Description:
     def _content(self, path: str, known: Mapping[Any, Json]) -> Json:
         if path == "/metrics":
             return {"content": {each: {"schema": {"type": "string"}} for each in (TEXT, OPENMETRICS)}}
+        if path in ADMIN_PATHS:
+            return {"content": {TEXT: {"schema": {"type": "string"}}}}
         if path == FILE_CONTENT:
             return {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
         content: Json = {JSON: {"schema": known[BODIES[path]]}} if path in BODIES else {}

@@ -42,9 +42,9 @@ RENAMED: Mapping[str, str] = {
 }
 MAX_COMPARED_CHARS = 64  # longest name for which similar ones are searched: the time grows with the length
 TEMPLATE_OPTIONS = frozenset({"enable_thinking", "reasoning_effort", "thinking"})
-LORA, SAMPLER = "LoRA", "This sampler"
+SAMPLER = "This sampler"
+ADAPTER_FIELDS = frozenset({"adapter_id", "adapter_source", "lora", "lora_path", "lora_request"})
 FEATURES: Mapping[str, str] = {
-    "adapter_id": LORA, "adapter_source": LORA, "lora": LORA, "lora_path": LORA, "lora_request": LORA,
     "dry_multiplier": SAMPLER, "dynatemp_range": SAMPLER, "epsilon_cutoff": SAMPLER, "eta_cutoff": SAMPLER,
     "mirostat": SAMPLER, "smoothing_factor": SAMPLER, "tfs_z": SAMPLER, "top_a": SAMPLER, "top_n_sigma": SAMPLER,
     "typical_p": SAMPLER, "xtc_probability": SAMPLER,
@@ -55,6 +55,8 @@ FEATURES: Mapping[str, str] = {
 
 def advice(name: str, known: Collection[str]) -> str:
     """Return advice about an unknown field, given the names of known ones; empty if there is none."""
+    if name in ADAPTER_FIELDS and "model" in known:
+        return "Name the LoRA adapter as the `model`; GET /v1/models lists those of this server."
     if name in FEATURES:
         return f"{FEATURES[name]} is not supported by this server."
     if RENAMED.get(name) in known:

@@ -21,7 +21,6 @@ from baton.router.shared_result import SharedResult
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
-from baton.rpc.status import PermissionDenied
 
 
 class OperationsApi:
@@ -38,11 +37,13 @@ class OperationsApi:
         self._pools = {model.name: SharedResult(partial(_read_pools, model)) for model in service.models}
 
     async def models(self) -> Response:
-        """Return the list of the served models."""
-        return _json({"object": "list", "data": [_model(each) for each in self._service.models]})
+        """Return the list of the served models and their adapters."""
+        models = list(self._service.models)
+        data = [*map(_model, models), *(card for model in models for card in _adapters(model))]
+        return _json({"object": "list", "data": data})
 
     async def model(self, name: str) -> Response:
-        """Return a served model. Raises NotFound."""
+        """Return a served model or adapter. Raises NotFound."""
         return _json(_model(self._service.models.named(name)))
 
     async def health(self) -> Response:
@@ -76,14 +77,11 @@ class OperationsApi:
 
         `tier`: the name of a store below their KV caches, whose blocks are deleted instead.
 
-        Raises PermissionDenied if the client's key may not, NotFound, or WorkerLost if a worker does not respond.
+        Raises Forbidden if the client's key may not, NotFound, or WorkerLost if a worker does not respond.
         """
         client = self._service.gate.client(read_headers(request.scope["headers"]))
         client.begin()
-        if client.key is not None and not client.key.is_admin:
-            raise PermissionDenied(
-                "only a key with `admin: true` in --api-keys-file may clear the cache of all tenants"
-            )
+        client.check_admin()
         models = list(self._service.models) if model is None else [self._service.models.named(model)]
         found = await asyncio.gather(*(cleared(each.pool, tier) for each in models))
         return _json(
@@ -95,7 +93,7 @@ class OperationsApi:
 
         Raises NotFound, or FieldError if there are several models and the request names none.
         """
-        name = self._service.models.named(model).name
+        name = self._service.models.named(model).info.name  # an adapter has the workers of its model
         return self._page((await self._pools[name].get()).encode())
 
     def _page(self, content: bytes, media_type: str = "application/json") -> Response:
@@ -130,15 +128,21 @@ class OperationsApi:
 
 
 def _model(model: ServedModel) -> dict[str, object]:
+    adapter = model.adapter
     return {
         "id": model.name,
         "object": "model",
-        "created": model.info.created_s,
+        "created": model.info.created_s if adapter is None else adapter.created_s,
         "owned_by": "baton",
-        "root": model.name,
-        "parent": None,
+        "root": model.name if adapter is None else adapter.path,
+        "parent": None if adapter is None else model.info.name,
         "max_model_len": model.pool.max_model_len(),
     }
+
+
+def _adapters(model: ServedModel) -> list[dict[str, object]]:
+    adapters = () if model.catalog is None else model.catalog.adapters
+    return [_model(model.with_adapter(adapter)) for adapter in adapters]
 
 
 def _state(model: ServedModel) -> dict[str, object]:
@@ -190,6 +194,7 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "stored_blocks": pool.index.num_blocks(stores_of(description.incarnation)),
         "inflight": connection.load.num_own_requests,
         "load": _fields(load, without=("peer_transports", "tiers")),
+        "adapters": {"max_loras": description.adapters.max_loras, "loaded": dict(connection.load.adapters)},
         "peer_transports": dict(load.peer_transports),
         "kv_tiers": [_fields(tier) for tier in load.tiers],
     }

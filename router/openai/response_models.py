@@ -224,14 +224,14 @@ class Detokenized(TypedDict):
 
 
 class Model(TypedDict):
-    """A served model."""
+    """A served model, or an adapter of one."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    root: str
-    parent: None
+    root: str  # of an adapter its path
+    parent: str | None  # of an adapter the model
     max_model_len: int | None
 
 

@@ -75,7 +75,7 @@ class TokenizeApi:
 
     async def tokenize(self, body: TokenizeRequest, exchange: Exchange) -> None:
         """Send the tokens of a text or of messages, the same as in a generation request."""
-        model = self._service.models.named(body.model)
+        model = await self._service.models.find(body.model)
         client = exchange.client
         context = read_context(exchange.headers, None, 0, client, self._service.config.default_timeout_s)
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
@@ -93,7 +93,7 @@ class TokenizeApi:
 
     async def detokenize(self, body: DetokenizeRequest, exchange: Exchange) -> None:
         """Send the text of tokens, including special ones."""
-        model = self._service.models.named(body.model)
+        model = await self._service.models.find(body.model)
         limit = model.pipeline.context_len()
         if isinstance(body.tokens, list) and len(body.tokens) > limit:
             raise FieldError("tokens", f"tokens has {len(body.tokens)} ids, but a context has at most {limit}")

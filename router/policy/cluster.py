@@ -6,10 +6,12 @@ from enum import Enum
 
 from baton.engine.errors import InvalidRequest
 from baton.engine.pooling.config import PoolingConfig
+from baton.router.adapters.adapter import Adapter
 from baton.router.errors import NoWorker
 from baton.router.request_context import NO_HINTS, HintedPlan, RoutingHints
 
 WINDOW = 512  # requests after which the weight of one falls to 1/e
+DEFAULT_ADAPTER_LOAD_S = 0.01  # until a worker has reported: some 100 MB to a GPU
 FAIRNESS_SLACK = 4.0  # requests by which the counts of workers may differ without a penalty
 
 
@@ -82,6 +84,10 @@ class WorkerSnapshot:
     num_tokens_done: int = 0  # prompt and output tokens since it started
     recent: RecentRequests = NO_REQUESTS  # requests that this router sent there
     pooling: PoolingConfig | None = None  # how it makes embeddings; None: it makes none
+    adapters: Mapping[str, str] = field(default_factory=dict)  # digests of the adapters that it has, by name
+    resident_adapters: frozenset[str] = frozenset()  # those of them in its slots
+    max_loras: int = 0  # its slots; 0: unknown
+    adapter_load_s: float = 0.0  # of loading one into a slot
 
     def __post_init__(self) -> None:
         """Set the default of `kv_fingerprint`."""
@@ -100,6 +106,13 @@ class ClusterSnapshot:
     def decoders(self) -> list[WorkerSnapshot]:
         """Return the workers that decode."""
         return [worker for worker in self.workers if worker.role is not WorkerRole.PREFILL]
+
+    def having(self, adapter: Adapter | None) -> "ClusterSnapshot":
+        """Return the snapshot without workers that lack an adapter, or have other contents of its name."""
+        if adapter is None:
+            return self
+        workers = (each for each in self.workers if each.adapters.get(adapter.name) == adapter.digest)
+        return ClusterSnapshot(tuple(workers), self.turn, self.seed)
 
     def without(self, excluded: frozenset[str], fingerprint: str = "") -> "ClusterSnapshot":
         """Return the snapshot without these incarnations and, if `fingerprint` is given, without other fingerprints."""
@@ -141,6 +154,18 @@ class RoutedRequest:
     mean_output_tokens: float = 256.0  # of recent requests
     typical_output_tokens: tuple[float, ...] = ()  # equally likely lengths; empty: all equal the mean
     stored_tokens: Mapping[str, int] = field(default_factory=dict)  # in stores below a worker's pool, by incarnation
+    adapter: Adapter | None = None  # None: the model itself
+
+    @property
+    def adapter_name(self) -> str:
+        """Name of its adapter; empty: none."""
+        return "" if self.adapter is None else self.adapter.name
+
+    def adapter_load_s(self, worker: WorkerSnapshot) -> float:
+        """Return the seconds until the worker has the request's adapter in a slot, if it is loaded at once."""
+        if self.adapter is None or self.adapter.name in worker.resident_adapters:
+            return 0.0
+        return worker.adapter_load_s or DEFAULT_ADAPTER_LOAD_S
 
     @property
     def expected_output_tokens(self) -> float:
@@ -232,12 +257,11 @@ def find_candidates(request: RoutedRequest, cluster: ClusterSnapshot) -> Candida
     hints = request.hints
     if hints.decode_worker is not None or hints.prefill_worker is not None or hints.plan is not None:
         return _hinted(request, cluster, decoders, prefillers)
+    if not decoders and longest:
+        raise NoWorker(f"no decode worker takes {needed} tokens now; the most is {longest}")
     if not decoders:
-        raise NoWorker(
-            f"no decode worker takes {needed} tokens now; the most is {longest}"
-            if longest
-            else "no decode worker is ready"
-        )
+        what = f"no decode worker with the adapter {request.adapter_name}" if request.adapter else "no decode worker"
+        raise NoWorker(f"{what} is ready")
     return Candidates(decoders, prefillers)
 
 

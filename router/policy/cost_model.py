@@ -3,6 +3,7 @@
 All prices are in seconds. A worker computes queued prompts in order of arrival, in steps that also decode one token of
 every running sequence. A new prompt therefore waits for the prompt tokens ahead of it, and a running sequence waits
 for the prompt tokens in its steps. Blocks that a worker computes or reads evict others, since a cache in use is full.
+A request for an adapter that is in no slot waits until it is loaded.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Price:
     # Delay of tokens: of the requests that run with it, of those queued after it, and its own after the first. With
     # targets: the cost of that delay, and what a late first token costs in addition to its seconds.
     harm_s: float
-    evicted_s: float  # to recompute the part of the evicted blocks that will be used again
+    evicted_s: float  # to recompute the part of the evicted blocks that will be used again, and to reload an adapter
     unfair_s: float  # a share of the prompt's compute time, for a decode worker that recently got more than its share
 
     def __str__(self) -> str:
@@ -108,7 +109,8 @@ class CostModel:
         else:
             harm_s = self.targets.late_s(ttft_s) + self.targets.joining_s(request, decode)
             harm_s += self.targets.disturbing_s(request, decode, work_s, num_more=1)
-        return Price(ttft_s, harm_s, request.reuse_share * (work_s + decode.fetch_s), unfair_s)
+        evicted_s = request.reuse_share * (work_s + decode.fetch_s) + decode.evicted_adapter_s
+        return Price(ttft_s, harm_s, evicted_s, unfair_s)
 
     def remote(self, request: RoutedRequest, decode: WorkerTimes, option: PrefillOption, unfair_s: float) -> Price:
         """Return the price if a prefill worker computes the prompt, with its blocks read during the computation."""
@@ -117,7 +119,7 @@ class CostModel:
         transfer_s = ceil(decode.missing / block_size) * block_s
         last_chunk_s = min(transfer_s, ceil(option.num_chunk_tokens / block_size) * block_s)
         hidden_s = option.compute_s - option.first_chunk_s
-        exposed_s = max(last_chunk_s, transfer_s - hidden_s)
+        exposed_s = max(last_chunk_s, transfer_s - hidden_s, decode.adapter_s - option.compute_s)
         ttft_s = decode.room_s + self.hop_s + option.wait_s + option.compute_s
         if self.targets is None:
             harm_s = exposed_s + option.harm_s + self._joining_s(decode)
@@ -127,7 +129,9 @@ class CostModel:
         return Price(
             ttft_s=ttft_s,
             harm_s=harm_s,
-            evicted_s=option.evicted_s + request.reuse_share * decode.missing / decode.rates.prefill_tokens_per_s,
+            evicted_s=option.evicted_s
+            + request.reuse_share * decode.missing / decode.rates.prefill_tokens_per_s
+            + decode.evicted_adapter_s,
             unfair_s=unfair_s,
         )
 
@@ -140,7 +144,7 @@ class CostModel:
             missing = request.missing_tokens(source)
             num_blocks = (prefill.missing - missing) / prefill.worker.block_size
             pull_s = num_blocks * prefill.worker.block_bytes / prefill.rates.read_bytes_per_s
-            wait_s = max(prefill.queue_s + prefill.room_s, self.hop_s + pull_s)
+            wait_s = max(prefill.queue_s + prefill.room_s, self.hop_s + pull_s) + prefill.adapter_s
         num_chunk_tokens = min(missing, prefill.num_step_tokens)
         compute_s = harm_s = _compute_s(prefill, missing)
         if self.targets is not None:
@@ -153,7 +157,7 @@ class CostModel:
             missing,
             num_chunk_tokens,
             _compute_s(prefill, num_chunk_tokens),
-            request.reuse_share * prefill.missing / prefill.rates.prefill_tokens_per_s,
+            request.reuse_share * prefill.missing / prefill.rates.prefill_tokens_per_s + prefill.evicted_adapter_s,
             harm_s,
         )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from baton.engine.errors import InvalidRequest
 from baton.engine.pooling.config import PoolingConfig
+from baton.router.adapters.adapter import Adapter
 from baton.router.errors import NoWorker
 from baton.router.policy.cluster import (
     ClusterSnapshot,
@@ -29,12 +30,13 @@ class EmbeddingFamily:
     fingerprint: str
     pooling: PoolingConfig
     worker_id: str | None = None  # the only one that may be used, by the client's choice; None: any
+    adapter: Adapter | None = None  # None: the model itself
 
     def workers(self, cluster: ClusterSnapshot) -> list[WorkerSnapshot]:
         """Return the family's workers in a snapshot."""
         return [
             worker
-            for worker in cluster.workers
+            for worker in cluster.having(self.adapter).workers
             if worker.role is not WorkerRole.DECODE
             and worker.pooling == self.pooling
             and worker.fingerprint == self.fingerprint
@@ -42,7 +44,9 @@ class EmbeddingFamily:
         ]
 
 
-def choose_family(cluster: ClusterSnapshot, worker_id: str | None = None) -> EmbeddingFamily:
+def choose_family(
+    cluster: ClusterSnapshot, worker_id: str | None = None, adapter: Adapter | None = None
+) -> EmbeddingFamily:
     """Return the family with most workers; if `worker_id` is given, that worker's family, restricted to it.
 
     Raises NoWorker if no worker that could make embeddings is ready, InvalidRequest if the model makes none,
@@ -65,7 +69,7 @@ def choose_family(cluster: ClusterSnapshot, worker_id: str | None = None) -> Emb
         )
     (fingerprint, pooling), _ = families.most_common(1)[0]
     assert pooling is not None
-    return EmbeddingFamily(fingerprint, pooling, worker_id)
+    return EmbeddingFamily(fingerprint, pooling, worker_id, adapter)
 
 
 def choose_embedder(

@@ -111,6 +111,7 @@ class WorkerTimes:
     room_s: float  # until enough sequences have finished for a place in the batch and the blocks of the prompt
     fetched: int = 0  # of `missing`, that are fetched from a store
     fetch_s: float = 0.0  # the fetch, which does not wait for queued prompts
+    adapter_s: float = 0.0  # to load the request's adapter into a slot
 
     @property
     def computed(self) -> int:
@@ -120,7 +121,13 @@ class WorkerTimes:
     @property
     def start_s(self) -> float:
         """Seconds until it can start computing."""
-        return self.room_s + max(self.queue_s, self.fetch_s)
+        return self.room_s + max(self.queue_s, self.fetch_s) + self.adapter_s
+
+    @property
+    def evicted_adapter_s(self) -> float:
+        """Seconds to load another adapter again, whose slot the request's takes; 0: a slot is free."""
+        num_slots = self.worker.max_loras
+        return self.adapter_s if num_slots and len(self.worker.resident_adapters) >= num_slots else 0.0
 
     @classmethod
     def of(
@@ -131,8 +138,9 @@ class WorkerTimes:
         missing = request.missing_tokens(worker)
         num_running = worker.num_requests
         fetch = _fetch(request, worker, rates) if request.stored_tokens else (0, 0.0)
+        adapter_s = request.adapter_load_s(worker)
         if not num_running:
-            return cls(worker, rates, missing, num_step_tokens, 0, rates.decode_step_s, 0.0, 0.0, *fetch)
+            return cls(worker, rates, missing, num_step_tokens, 0, rates.decode_step_s, 0.0, 0.0, *fetch, adapter_s)
         if worker.max_num_seqs and num_running > worker.max_num_seqs:
             num_running = worker.max_num_seqs
         step_s = rates.decode_step_s + rates.decode_sequence_s * (num_running - 1)
@@ -140,7 +148,7 @@ class WorkerTimes:
         queue_s = queued / rates.prefill_tokens_per_s + max(0.5, queued / num_step_tokens) * step_s
         end_s = request.mean_output_tokens * step_s / num_running  # from one end to the next
         room_s = num_ends_needed(request, worker, num_running) * end_s
-        return cls(worker, rates, missing, num_step_tokens, num_running, step_s, queue_s, room_s, *fetch)
+        return cls(worker, rates, missing, num_step_tokens, num_running, step_s, queue_s, room_s, *fetch, adapter_s)
 
 
 def _fetch(request: RoutedRequest, worker: WorkerSnapshot, rates: WorkerRates) -> tuple[int, float]:

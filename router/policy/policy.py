@@ -155,6 +155,7 @@ def shortlist(
             - cached.get(worker.incarnation, 0)
         )
         / (worker.prefill_tokens_per_s or assumed[worker.role])
+        + request.adapter_load_s(worker)
         for worker in workers
     ]
     places = nsmallest(count, range(len(workers)), key=glances_s.__getitem__)

@@ -53,7 +53,7 @@ class ResponsesApi:
     async def create(self, body: ResponseRequest, exchange: Exchange) -> None:
         """Generate a response, send it, and store it unless the request says otherwise."""
         service = self._service
-        model = service.models.named(body.model)
+        model = await service.models.find(body.model)
         body.check()
         tenant, response_id = tenant_of(exchange.client.key), new_response_id()
         loader = ConversationLoader(service.response_store, self._off_reason, tenant, exchange.upload)

@@ -8,7 +8,6 @@ has been unreachable for `GIVE_UP_S`.
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,7 +21,6 @@ from baton.protos.worker_pb2 import (
     RecallRequest,
     WatchRequest,
     WorkerDescription,
-    WorkerLoad,
     WorkerUpdate,
 )
 from baton.protos.worker_pb2 import WorkerRole as RoleNumber
@@ -32,7 +30,7 @@ from baton.router.index.prefix_index import PrefixIndex, stores_of
 from baton.router.policy.cluster import WorkerRole, WorkerSnapshot
 from baton.router.workers.attach_stream import AttachStream
 from baton.router.workers.connection_state import ConnectionState
-from baton.router.workers.load import LoadEstimate
+from baton.router.workers.load import LoadEstimate, check_rates
 from baton.router.workers.stranger import AttemptSlots, Stranger
 from baton.rpc.backoff import Backoff
 from baton.rpc.status import Unavailable
@@ -44,10 +42,6 @@ DESCRIBE_TIMEOUT_S = 5.0
 CLOSED = "the router closed the connection"
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
-RATES = (
-    *("step_s", "prefill_tokens_per_s", "decode_step_s", "decode_sequence_s"),
-    *("read_bytes_per_s", "fetch_bytes_per_s"),
-)
 # After this shortage of ranks requests move: reports arrive every second, so all ranks of the group have reported it.
 MOVE_AFTER_S = 2.0
 GIVE_UP_S = 5.0  # after which a worker that is neither listed nor reachable is given up
@@ -266,6 +260,9 @@ class WorkerConnection:
             check_rates(update.load)
             taken = update.taken.numbers if update.HasField("taken") else None
             self.load.report(update.load, taken, time.monotonic())
+        if update.HasField("adapters"):
+            self.load.list_adapters({each.name: each.digest for each in update.adapters.adapters})
+            self._changed()
         state = ConnectionState.SHORT_OF_RANKS if update.short_of_ranks else ConnectionState.READY
         if update.draining:
             state = ConnectionState.DRAINED if update.drained else ConnectionState.DRAINING
@@ -334,13 +331,6 @@ async def _run_to_first_error(streams: list[Coroutine[object, object, None]]) ->
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def check_rates(load: WorkerLoad) -> None:
-    """Raise WorkerLost for invalid rates: with a NaN among the costs, no worker would be the best."""
-    for name in RATES:
-        if not 0 <= getattr(load, name) < math.inf:
-            raise WorkerLost(f"the worker's {name} is {getattr(load, name)}")
 
 
 def _reason(error: Exception) -> str:

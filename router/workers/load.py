@@ -1,14 +1,27 @@
 """A worker's load: its last report, plus the commands that the router has sent since."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import exp
 
 from baton.protos.worker_pb2 import WorkerDescription, WorkerLoad
+from baton.router.errors import WorkerLost
 from baton.router.policy.cluster import Plan, RecentRequests, RoutedRequest, WorkerRole, WorkerSnapshot
 from baton.rpc.pooling import pooling_from_proto
 
+RATES = (
+    *("step_s", "prefill_tokens_per_s", "decode_step_s", "decode_sequence_s"),
+    *("read_bytes_per_s", "fetch_bytes_per_s", "adapter_load_s"),
+)
 SPAN_S = 5.0  # over which the share is averaged
+
+
+def check_rates(load: WorkerLoad) -> None:
+    """Raise WorkerLost for invalid rates: with a NaN among the costs, no worker would be the best."""
+    for name in RATES:
+        if not 0 <= getattr(load, name) < math.inf:
+            raise WorkerLost(f"the worker's {name} is {getattr(load, name)}")
 
 
 class PromptShare:
@@ -41,6 +54,7 @@ class Addition:
     num_blocks: int
     is_prefill: bool  # computed for another worker, which decodes
     is_received: bool  # decoded here, and computed by another worker; False after the first token
+    adapter: str = ""  # name of its adapter, which the worker loads into a slot
 
 
 class LoadEstimate:
@@ -53,6 +67,7 @@ class LoadEstimate:
 
     def __init__(self) -> None:
         self.reported = WorkerLoad()
+        self.adapters: Mapping[str, str] = {}  # digests of the adapters that the worker has loaded, by name
         self._additions: dict[int, Addition] = {}  # by number of the command
         self._unreported: dict[int, Addition] = {}  # additions that no report includes yet
         self._recent = RecentRequests()
@@ -79,14 +94,25 @@ class LoadEstimate:
             self._unreported.pop(number, None)
         self._snapshot = None
 
+    def list_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Replace the adapters that the worker has loaded, digests by name."""
+        self.adapters = dict(adapters)
+        self._snapshot = None
+
     def add(
-        self, number: int, num_tokens: int, num_blocks: int = 0, is_prefill: bool = False, is_received: bool = False
+        self,
+        number: int,
+        num_tokens: int,
+        num_blocks: int = 0,
+        is_prefill: bool = False,
+        is_received: bool = False,
+        adapter: str = "",
     ) -> None:
         """Add a command that makes the worker compute `num_tokens` and allocate `num_blocks`.
 
         `is_prefill`: the worker computes the prompt for another one, which decodes; `is_received`: the reverse.
         """
-        addition = Addition(num_tokens, num_blocks, is_prefill, is_received)
+        addition = Addition(num_tokens, num_blocks, is_prefill, is_received, adapter)
         self._additions[number] = self._unreported[number] = addition
         if not is_prefill:
             self._recent = self._recent.with_one(number)
@@ -153,6 +179,14 @@ class LoadEstimate:
         num_reported = self.reported.num_running + self.reported.num_waiting - self._num_ended
         return num_reported + len(self._unreported)
 
+    def _resident_adapters(self) -> frozenset[str]:
+        """Return the adapters in slots, with those that this router's requests there need."""
+        if not self.adapters:
+            return frozenset()
+        reported = frozenset(self.reported.resident_adapters)
+        needed = {addition.adapter for addition in self._additions.values() if addition.adapter}
+        return reported | needed if needed else reported
+
     def snapshot(self, description: WorkerDescription, role: WorkerRole) -> WorkerSnapshot:
         """Return the worker's snapshot for policies. `description` must not change during the life of the estimate."""
         if self._snapshot is None:
@@ -186,6 +220,10 @@ class LoadEstimate:
                 recent=self._recent,
                 num_tokens_done=load.num_prefilled_tokens + load.num_generated_tokens,
                 pooling=pooling_from_proto(description.pooling),
+                adapters=self.adapters,
+                resident_adapters=self._resident_adapters(),
+                max_loras=description.adapters.max_loras,
+                adapter_load_s=load.adapter_load_s,
             )
         return self._snapshot
 
@@ -211,11 +249,13 @@ class LoadShare:
         if self.decode is not None:
             num_tokens = routed.missing_tokens(plan.decode) if plan.prefill is None else 0
             num_blocks = _num_blocks(routed.missing_tokens(plan.decode), plan.decode)
-            self.decode.add(self.number, num_tokens, num_blocks, is_received=plan.prefill is not None)
+            self.decode.add(
+                self.number, num_tokens, num_blocks, is_received=plan.prefill is not None, adapter=routed.adapter_name
+            )
         if self.prefill is not None and plan.prefill is not None:
             best = min(routed.missing_tokens(worker) for worker in (plan.prefill, plan.prefix_source) if worker)
             num_blocks = _num_blocks(routed.missing_tokens(plan.prefill), plan.prefill)
-            self.prefill.add(self.number, best, num_blocks, is_prefill=True)
+            self.prefill.add(self.number, best, num_blocks, is_prefill=True, adapter=routed.adapter_name)
 
     def computed(self) -> None:
         """Record the first token: the prefill worker has finished the prompt."""

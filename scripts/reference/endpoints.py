@@ -37,6 +37,8 @@ MEANINGS: Mapping[str, str] = {  # by path, or by method and path
     "GET /v1/cache/pins": "lists the pins",
     "/v1/cache/pins/{pin_id}": "releases a pin",
     "/reset_prefix_cache": "has the workers forget cached blocks that nothing holds; `baton cache clear`",
+    "/v1/load_lora_adapter": "loads a [LoRA adapter](../lora.md#loading-and-unloading) at all workers",
+    "/v1/unload_lora_adapter": "unloads a LoRA adapter",
     "/tokenize": "tokens of a text or of messages, in vLLM's shape",
     "/detokenize": "text of tokens, in vLLM's shape",
     "/v1/models": "the served models",

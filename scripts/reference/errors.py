@@ -43,8 +43,11 @@ CASES = (
     _field("storage_limit_exceeded", "there is no room for the file, or for results of the batch"),
     _field("too_many_files", "there are as many files as there may be"),
     Case(rpc.Unauthenticated(""), "the API key is missing or unknown"),
-    Case(rpc.PermissionDenied(""), "the API key may not clear the caches of all tenants"),
-    Case(rpc.NotFound(""), "no such model"),
+    Case(
+        rpc.Forbidden(""),
+        "the API key is not an administrator's (`admin: true`), which loading adapters and clearing caches need",
+    ),
+    Case(rpc.NotFound(""), "no such model or adapter"),
     Case(router.PinNotFound(""), "no such pin, its time has passed, or it belongs to another tenant"),
     Case(files.UnknownId(""), NOT_STORED),
     Case(NotStored("", ""), NOT_STORED),

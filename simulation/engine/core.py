@@ -127,7 +127,7 @@ class EngineCore:
         return EngineStats(
             num_running=num_running,
             num_waiting=self.scheduler.num_unfinished - num_running,
-            num_queued_tokens=self.scheduler.num_queued_tokens,
+            num_queued_tokens=self.scheduler.backlog.num_queued_tokens,
             num_free_blocks=self.blocks.cache.pool.num_free,
             num_blocks=self.blocks.num_usable,
             step_s=done.recent_step_s,
@@ -139,8 +139,8 @@ class EngineCore:
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
             decode_step_s=rates.decode_step_s,
             decode_sequence_s=rates.decode_sequence_s,
-            num_awaited_blocks=self.scheduler.num_awaited_blocks,
-            num_receiving=self.scheduler.num_receiving,
+            num_awaited_blocks=self.scheduler.backlog.num_awaited_blocks,
+            num_receiving=self.scheduler.backlog.num_receiving,
             pins=self.blocks.prefix_pins.figures,
         )
 

@@ -34,6 +34,7 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
         {"kvStores": {"url": "redis://cache"}, "decode": {"tensorParallelSize": 2}},
         r"kvStores: stores do not support tensor parallelism yet, and decode\.tensorParallelSize is 2",
     ),
+    ({"lora": {"dir": "/adapters"}}, r"lora\.enabled: it is false, but lora\.modules or lora\.dir is set"),
     ({"kvStores": {"keyFile": "/etc/kv/key"}}, r"kvStores\.keyFile: there is nothing to encrypt"),
     ({"decode": {"minReplicas": 0, "maxReplicas": 4}}, "at least one"),
     ({"autoscaling": {"enabled": False}, "decode": {"replicas": 0}}, "at least one"),

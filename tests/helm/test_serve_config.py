@@ -1,10 +1,13 @@
 """What Serve and Ray are told goes together, and is what our own code and Ray's take."""
 
+from pathlib import Path
+
 import pytest
 
 from baton.deployment.local.cluster_config import engine_options
 from baton.deployment.ray.scaling import POOLS
 from baton.router.config import RouterConfig
+from baton.settings.config_file import load
 from baton.settings.options import options_of
 from tests.helm import charts
 from tests.helm.application import ray_cluster, settings_of, snake
@@ -51,7 +54,8 @@ def test_options_have_batons_names() -> None:
     schema = charts.chart().schema
     assert schema is not None
     told = {snake(name) for name in schema["$defs"]["engine"]["properties"]}
-    assert told == engine
+    adapters = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype"}  # in `lora`
+    assert told | adapters == engine
     router = {snake(name) for name in schema["properties"]["router"]["properties"]["config"]["properties"]}
     assert router <= set(options_of(RouterConfig))
     values = {
@@ -105,3 +109,17 @@ def test_kv_stores_are_workers_options() -> None:
         "kv_store_key_file": "/kv/key",
     }
     assert not [name for name in settings_of(charts.render(charts.MODEL)).cluster.worker if name.startswith("kv_")]
+
+
+def test_adapters_are_options_of_engines_and_routers(tmp_path: Path) -> None:
+    lora = {"enabled": True, "modules": ["sql=/adapters/sql"], "dir": "/adapters", "maxLoras": 4, "maxLoraRank": 32}
+    objects = charts.render(charts.merged(charts.MODEL, {"lora": lora}))
+    for engine in settings_of(objects).cluster.engine.values():
+        assert (engine["enable_lora"], engine["max_loras"], engine["max_lora_rank"]) == (True, 4, 32)
+        assert "max_cpu_loras" not in engine
+    file = tmp_path / "router.yaml"
+    file.write_text(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    config = load(RouterConfig, file, {"registry": "redis://cache:6379/0"})
+    assert (config.enable_lora, config.lora_modules) == (True, ("sql=/adapters/sql",))
+    assert config.lora_dir == "/adapters"
+    assert "enable_lora" not in settings_of(charts.render(charts.MODEL)).cluster.engine["decode"]

@@ -78,6 +78,7 @@ class DecodeClient:
         cache_salt: str = "",
         fallbacks: Sequence[worker_pb2.PeerWorker] = (),
         images: Sequence[Image] = (),
+        adapter: worker_pb2.Adapter | None = None,
     ) -> Generation:
         """Send a request."""
         generation = Generation(f"r{next(self._numbers)}")
@@ -92,6 +93,8 @@ class DecodeClient:
             prefix_source=prefix_source,
             prefill_fallbacks=fallbacks,
             images=map(image_to_proto, images),
+            adapter=adapter.name if adapter is not None else "",
+            adapter_digest=adapter.digest if adapter is not None else "",
         )
         await self._write(worker_pb2.RouterMessage(generate=[command]))
         return generation

@@ -6,7 +6,9 @@ import logging
 import signal
 import threading
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 
 import grpc
 
@@ -20,6 +22,7 @@ from baton.process.entry import is_orphan
 from baton.rpc.grpc_options import LOCAL_OPTIONS
 from baton.rpc.tls import make_security
 from baton.rpc.unix_sockets import unix_address
+from baton.worker.adapters.own_thread import on_own_thread
 from baton.worker.config import WorkerConfig
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
 from baton.worker.ranks.hello import hello_of
@@ -49,7 +52,7 @@ class FollowerProcess:
 
     async def serve(self, leader: str) -> None:
         """Execute the commands of the first rank at the address `leader` until the worker ends."""
-        commands = RankCommands(hello_of(self._config, self._rank), self._load)
+        commands = RankCommands(hello_of(self._config, self._rank), self._load, FollowerAdapters(self._loaded))
         channel = self._channel(leader)
         following = asyncio.create_task(commands.follow(channel, leader, self._config.node_timeout_s))
         stopping = asyncio.ensure_future(_sigterm_to_end(commands, can_leave=self._config.node_rank > 0))
@@ -103,6 +106,10 @@ class FollowerProcess:
         ranks = PartGroup(follower.kv_parts, config.tensor_parallel)
         return Ranks(self._transport, follower.pool, ranks, self._rank)
 
+    def _loaded(self) -> Follower:
+        assert self._follower is not None, "a command has come before the shard was loaded"
+        return self._follower
+
     def _follow(self, follower: Follower, loop: asyncio.AbstractEventLoop) -> None:
         try:
             follower.follow()
@@ -122,6 +129,22 @@ class FollowerProcess:
                     raise EngineEnded(f"this rank's current step has taken over {limit_s:g} s")
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+
+class FollowerAdapters:
+    """The LoRA adapters of a follower's shard."""
+
+    def __init__(self, follower: Callable[[], Follower]) -> None:
+        self._follower = follower
+
+    async def read(self, name: str, path: str, number: int) -> str:
+        """Read an adapter on a thread of its own and return its digest. Raises an EngineError if it cannot be used."""
+        read = await on_own_thread(self._follower().adapters.read, name, Path(path), number)
+        return read.info.digest
+
+    def drop(self, number: int) -> None:
+        """Free an adapter's memory before the next step."""
+        self._follower().drop_adapter(number)
 
 
 async def _sigterm_to_end(commands: RankCommands, can_leave: bool) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
 
-from baton.engine.errors import EngineEnded
+from baton.engine.errors import EngineEnded, EngineError
 from baton.process.errors import PlainError
 from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from baton.rpc.pool_description import pool_to_proto
@@ -27,16 +27,34 @@ FIELDS = {
     rank_pb2.BlocksCleared: "cleared",
     rank_pb2.RankHello: "hello",
     rank_pb2.RankLeaving: "leaving",
+    rank_pb2.AdapterRead: "adapter_read",
 }
+
+
+class RankAdapters(Protocol):
+    """The LoRA adapters of this rank's shard."""
+
+    async def read(self, name: str, path: str, number: int) -> str:
+        """Read an adapter and return its digest. Raises an EngineError if it cannot be used."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Free an adapter's memory."""
+        ...
+
+
 FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankNews, rank_pb2.RankCommand]
 
 
 class RankCommands:
     """The first rank's commands in progress. There is one stream, which lives as long as the worker."""
 
-    def __init__(self, hello: rank_pb2.RankHello, load: Callable[[str], Awaitable[Ranks]]) -> None:
+    def __init__(
+        self, hello: rank_pb2.RankHello, load: Callable[[str], Awaitable[Ranks]], adapters: RankAdapters
+    ) -> None:
         """`load` joins the group at the first rank's store, and returns when this rank has loaded its shard."""
         self._load = load
+        self._adapters = adapters
         self._results: asyncio.Queue[rank_pb2.RankNews | None] = asyncio.Queue(MAX_UNSENT)  # None: the last one
         self._receives: dict[int, RankReceive] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,12 +147,24 @@ class RankCommands:
                 self._start(number, self._make_checksums(rank, number, command.make_checksums))
             case "clear":
                 self._start(number, self._clear(rank, number, command.clear))
+            case "read_adapter":
+                self._start(number, self._read_adapter(number, command.read_adapter))
+            case "drop_adapter":
+                self._adapters.drop(command.drop_adapter.adapter)
             case kind:
                 logger.error("unknown command from the first rank: %s", kind)
 
     async def _make_checksums(self, rank: Ranks, number: int, command: rank_pb2.MakeChecksums) -> None:
         checksums = await rank.checksums(command.block_ids, command.units_per_block)
         self._send(number, worker_pb2.BlockChecksums(checksums=checksums))
+
+    async def _read_adapter(self, number: int, command: rank_pb2.ReadAdapter) -> None:
+        try:
+            digest = await self._adapters.read(command.name, command.path, command.adapter)
+        except EngineError as error:  # the first rank refuses the adapter, and the worker goes on
+            self._send(number, rank_pb2.AdapterRead(error=str(error)))
+        else:
+            self._send(number, rank_pb2.AdapterRead(digest=digest))
 
     async def _clear(self, rank: Ranks, number: int, command: rank_pb2.ClearBlocks) -> None:
         cleared = frozenset(command.block_ids)

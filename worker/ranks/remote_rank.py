@@ -18,6 +18,7 @@ from baton.worker.ranks.remote_receiver import RemoteReceiver, error_of
 
 CLOSE_TIMEOUT_S = 2.0  # for a rank to end its stream
 RESPONSE_TIMEOUT_S = 60.0  # of a command; abandoned reads end long before
+READ_TIMEOUT_S = 600.0  # of an adapter, which may have GB and be on a network file system
 MAX_UNSENT = 1 << 16  # commands that the rank has not read; far more than requests in progress need
 MAX_REASON_CHARS = 1000  # of a failure; gRPC sends it in a header
 
@@ -28,6 +29,8 @@ FIELDS = {
     worker_pb2.BlockChecksums: "checksums",
     rank_pb2.MakeChecksums: "make_checksums",
     rank_pb2.ClearBlocks: "clear",
+    rank_pb2.ReadAdapter: "read_adapter",
+    rank_pb2.DropAdapter: "drop_adapter",
 }
 
 
@@ -130,20 +133,29 @@ class RemoteRank:
         except PeerLost:
             await self.gone.wait()
 
+    async def read_adapter(self, number: int, name: str, path: str) -> rank_pb2.AdapterRead:
+        """Let the rank read a LoRA adapter. Raises PeerLost if the rank has ended."""
+        message = rank_pb2.ReadAdapter(adapter=number, name=name, path=path)
+        return (await self._ask(message, READ_TIMEOUT_S)).adapter_read
+
+    def drop_adapter(self, number: int) -> None:
+        """Let the rank free the memory of an adapter. Raises PeerLost if the rank has ended."""
+        self._send(next(self._numbers), rank_pb2.DropAdapter(adapter=number))
+
     async def close(self, failure: str | None = None) -> None:
         """End the stream; failure: why the worker ends, if not in order."""
         self._end(failure)
         if self.connected.is_set():
             await asyncio.wait((asyncio.ensure_future(self._ended.wait()),), timeout=CLOSE_TIMEOUT_S)
 
-    async def _ask(self, message: Message) -> rank_pb2.RankNews:
+    async def _ask(self, message: Message, timeout_s: float | None = None) -> rank_pb2.RankNews:
         """Send a command and return the response. A rank that does not respond in time counts as lost."""
         number = next(self._numbers)
         response: asyncio.Future[rank_pb2.RankNews] = asyncio.get_running_loop().create_future()
         self._responses[number] = response
         try:
             self._send(number, message)
-            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s or RESPONSE_TIMEOUT_S):
                 return await response
         except TimeoutError:
             self.lose(PeerLost(f"rank {self.rank} of this worker does not answer"))

@@ -34,6 +34,7 @@ COLUMNS = (
     Column("failed", 1),
 )
 PIN_FIELDS = ("num_pins", "num_pinned_blocks", "num_blocks")
+MAX_ADAPTERS = 8  # shown of a worker
 TIER_TROUBLE = {"slow_fetches": "fetches ended early", "failures": "writes failed"}
 GAP = 2  # characters between columns
 
@@ -84,6 +85,22 @@ class WorkerRow:
         share = f" ({100 * num_blocks / total:.0f}%)" if total else ""
         lost = f", {dropped} dropped for requests" if dropped not in ("", "0") else ""
         return f"{num_pins} pins hold {num_blocks} KV blocks{share}{lost}"
+
+    def adapters(self) -> str:
+        """Return the worker's adapters, the resident ones first, and how many fit in a batch; empty without any."""
+        match self.worker.get("adapters"):
+            case {"max_loras": int() as num_slots, "loaded": Mapping() as loaded} if loaded:
+                resident = self._resident()
+                names = sorted(map(str, loaded), key=lambda name: (name not in resident, name))
+                shown = ", ".join(f"{name} *" if name in resident else name for name in names[:MAX_ADAPTERS])
+                more = f" and {len(names) - MAX_ADAPTERS} more" if len(names) > MAX_ADAPTERS else ""
+                return f"{shown}{more} (* resident; {num_slots} in a batch)"
+        return ""
+
+    def _resident(self) -> set[str]:
+        load = self.worker.get("load")
+        names = load.get("resident_adapters") if isinstance(load, Mapping) else None
+        return set(map(str, names)) if isinstance(names, list) else set()
 
     def cells(self) -> list[str]:
         """Return the text of each column in COLUMNS."""
@@ -143,6 +160,11 @@ def tier_lines(rows: list[WorkerRow]) -> list[str]:
 def pin_lines(rows: list[WorkerRow]) -> list[str]:
     """Return one line for each worker with pinned prefixes."""
     return [f"{row.text('worker_id')}: {line}" for row in rows if (line := row.pins())]
+
+
+def adapter_lines(rows: list[WorkerRow]) -> list[str]:
+    """Return one line for each worker with LoRA adapters."""
+    return [f"{row.text('worker_id')}: adapters {text}" for row in rows if (text := row.adapters())]
 
 
 def transport_lines(rows: list[WorkerRow]) -> list[str]:

@@ -43,6 +43,10 @@ PANELS = {
         *("max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "async_scheduling", "enforce_eager"),
         "speculative_config",
     ),
+    "LoRA adapters": (
+        *("enable_lora", "lora_modules", "lora_dir", "max_loras", "max_lora_rank", "max_cpu_loras"),
+        "lora_dtype",
+    ),
     "Server": (
         *("host", "port", "grpc_port", "router_processes", "processes", "heartbeat_timeout_s"),
         *("api_key", "api_keys_file"),

@@ -16,11 +16,12 @@ from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.kind import AttentionKind
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
-from baton.engine.config import MLAConfig, ModelConfig
+from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.dtype import kv_cache_dtype
 from baton.engine.kv.layout import LATENT_DIMS, KVCacheLayout, torch_dtype
 from baton.engine.kv.scales import UNSCALED, KVScales
+from baton.engine.mla import MLAConfig
 from baton.engine.rope import RopeConfig
 from benchmarks.gpu.numerics.closeness import ATTENTION
 from benchmarks.gpu.numerics.paged_batch import Lengths, make_batch

@@ -235,6 +235,9 @@
 {{- if gt (float64 $v.slo.tpotSeconds) 10.0 -}}
 {{- fail (printf "slo.tpotSeconds: %v seconds; give at most 10 (is it in milliseconds?)" $v.slo.tpotSeconds) -}}
 {{- end -}}
+{{- if and (or $v.lora.modules $v.lora.dir) (not $v.lora.enabled) -}}
+{{- fail "lora.enabled: it is false, but lora.modules or lora.dir is set; set it to true" -}}
+{{- end -}}
 {{- if and $v.kvStores.keyFile (not (or $v.kvStores.disk $v.kvStores.url)) -}}
 {{- fail "kvStores.keyFile: there is nothing to encrypt; set kvStores.disk or kvStores.url too" -}}
 {{- end -}}

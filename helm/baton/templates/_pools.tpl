@@ -68,6 +68,21 @@ tls_server_name: {{ .Values.tls.internal.serverName }}
 {{- end }}
 {{- end }}
 
+{{/* Engine options of LoRA adapters. */}}
+{{- define "baton.loraEngine" -}}
+{{- if .Values.lora.enabled }}
+enable_lora: true
+{{- range $key, $option := dict "maxLoras" "max_loras" "maxLoraRank" "max_lora_rank" "maxCpuLoras" "max_cpu_loras" }}
+{{- with index $.Values.lora $key }}
+{{ $option }}: {{ int64 . }}
+{{- end }}
+{{- end }}
+{{- with .Values.lora.dtype }}
+lora_dtype: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The arguments of the application: the keys of `baton serve`'s file and docs/ray.md's. */}}
 {{- define "baton.rayArguments" -}}
 model: {{ include "baton.modelPath" . | quote }}
@@ -92,7 +107,7 @@ max_pinned_fraction: {{ .Values.maxPinnedFraction }}
 {{- include "baton.rayTLS" . }}
 engine:
   {{- $engine := fromYaml (include "baton.options" .Values.engine) }}
-  {{- toYaml (merge (dict "device" .Values.device) $engine) | nindent 2 }}
+  {{- toYaml (merge (dict "device" .Values.device) $engine (fromYaml (include "baton.loraEngine" .))) | nindent 2 }}
 {{- if include "baton.hasGroups" . }}
 {{- if .Values.eplb.enabled }}
 enable_eplb: true

@@ -45,8 +45,14 @@ WORKERS: dict[str, Any] = {
             "role": "decode",
             "address": "127.0.0.1:21001",
             "state": "draining",
-            "load": {"handovers": 41, "handover_failures": 1, "checksum_failures": 2},
+            "load": {
+                "handovers": 41,
+                "handover_failures": 1,
+                "checksum_failures": 2,
+                "resident_adapters": ["sql"],
+            },
             "peer_transports": {"abc": "shared_memory: same host", "abd": "shared_memory: same host"},
+            "adapters": {"max_loras": 4, "loaded": {**{f"a{place}": "d" for place in range(9)}, "sql": "d"}},
         },
         {"worker_id": "decode-1", "state": "unreachable"},
         {"address": "127.0.0.1:21003", "state": "connecting"},
@@ -161,3 +167,9 @@ def test_an_autoscalers_plan_is_shown() -> None:
     for broken in (None, "x", {"prefill": 3}, {"prefill": {}, "decode": None}):
         router["models"] = [{"model": "tiny", "autoscaler": broken}]
         assert status({**WORKERS, "router": router}, "--once").exit_code == 0
+
+
+def test_adapters_are_listed_the_resident_ones_first() -> None:
+    lines = status(WORKERS, "--once").output.splitlines()
+    [line] = [line for line in lines if "adapters" in line]
+    assert line == "decode-0: adapters sql *, a0, a1, a2, a3, a4, a5, a6 and 2 more (* resident; 4 in a batch)"

@@ -40,6 +40,13 @@ def test_a_new_key_matches_its_entry() -> None:
     assert run("key", "new", "--name", "a").stdout.split("\n", 1)[0] != key
 
 
+def test_an_administrators_key() -> None:
+    for flags, is_admin in ((("--admin",), True), ((), False)):
+        _, entry = run("key", "new", "--name", "a", *flags).stdout.split("\n", 1)
+        [read] = read_keys(f"keys:\n{entry}".encode(), "entry")
+        assert read.is_admin is is_admin
+
+
 def test_invalid_names_are_refused() -> None:
     result = run("key", "new", "--name", "a b")
     assert result.exit_code == 2

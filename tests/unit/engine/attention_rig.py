@@ -14,10 +14,11 @@ from baton.engine.attention.kind import AttentionKind
 from baton.engine.attention.native import NativeAttention
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
-from baton.engine.config import MLAConfig, ModelConfig
+from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.kv.scales import UNSCALED, KVScales
+from baton.engine.mla import MLAConfig
 from baton.engine.rope import RopeConfig
 
 NUM_LAYERS, LAYER = 2, 1

@@ -28,12 +28,12 @@ def step(engine: Scheduler) -> None:
 def test_tokens_are_counted_until_they_are_computed() -> None:
     engine = scheduler()
     engine.add(request("a", PROMPT))
-    assert engine.num_queued_tokens == 20
+    assert engine.backlog.num_queued_tokens == 20
     step(engine)
-    assert engine.num_queued_tokens == 12
+    assert engine.backlog.num_queued_tokens == 12
     step(engine)
     step(engine)
-    assert engine.num_queued_tokens == 1  # it decodes
+    assert engine.backlog.num_queued_tokens == 1  # it decodes
 
 
 def test_cached_tokens_of_a_waiting_request_are_not_counted() -> None:
@@ -42,7 +42,7 @@ def test_cached_tokens_of_a_waiting_request_are_not_counted() -> None:
     for _ in range(3):
         step(engine)
     engine.add(request("b", [*PROMPT[:16], 90, 91, 92]))
-    assert engine.num_queued_tokens == 1 + 3
+    assert engine.backlog.num_queued_tokens == 1 + 3
     assert next(iter(engine.waiting)).num_computed_tokens == 0
     engine.check_integrity()
 
@@ -55,7 +55,7 @@ def test_prompt_logprobs_count_the_whole_prompt() -> None:
     with_logprobs = request("b", PROMPT)
     with_logprobs.sampling = SamplingParams(max_tokens=5, seed=1, prompt_logprobs=0)
     engine.add(with_logprobs)
-    assert engine.num_queued_tokens == 1 + 20
+    assert engine.backlog.num_queued_tokens == 1 + 20
 
 
 def test_all_tokens_of_a_preempted_request_are_counted() -> None:
@@ -64,17 +64,18 @@ def test_all_tokens_of_a_preempted_request_are_counted() -> None:
     for _ in range(3):
         step(engine)
     engine._preempt(next(reversed(engine.running)))
-    assert engine.num_queued_tokens == 21
+    assert engine.backlog.num_queued_tokens == 21
 
 
 def test_tokens_computed_by_other_workers_are_not_counted() -> None:
     engine = scheduler()
     engine.add(request("a", PROMPT, receives_kv=True))
-    assert (engine.num_queued_tokens, engine.num_receiving, engine.num_awaited_blocks) == (0, 1, 5)
+    backlog = engine.backlog
+    assert (backlog.num_queued_tokens, backlog.num_receiving, backlog.num_awaited_blocks) == (0, 1, 5)
     engine.schedule()
-    assert (engine.num_queued_tokens, engine.num_receiving, engine.num_awaited_blocks) == (0, 1, 0)
+    assert (backlog.num_queued_tokens, backlog.num_receiving, backlog.num_awaited_blocks) == (0, 1, 0)
     engine.end_receive(RequestId("a"), Received(8))  # the rest is computed here after all
-    assert (engine.num_queued_tokens, engine.num_receiving) == (12, 0)
+    assert (engine.backlog.num_queued_tokens, engine.backlog.num_receiving) == (12, 0)
 
 
 def test_blocks_that_waiting_requests_lack_are_counted() -> None:
@@ -84,5 +85,5 @@ def test_blocks_that_waiting_requests_lack_are_counted() -> None:
         step(engine)
     engine.add(request("b", [*PROMPT[:16], 90, 91, 92]))
     engine.add(request("c", list(range(100, 110))))
-    assert engine.num_awaited_blocks == 1 + 3
-    assert engine.num_receiving == 0
+    assert engine.backlog.num_awaited_blocks == 1 + 3
+    assert engine.backlog.num_receiving == 0

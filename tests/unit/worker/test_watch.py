@@ -75,7 +75,7 @@ class SteppedHost:
         return EngineStats(
             num_running=num_running,
             num_waiting=self.scheduler.num_unfinished - num_running,
-            num_queued_tokens=self.scheduler.num_queued_tokens,
+            num_queued_tokens=self.scheduler.backlog.num_queued_tokens,
             num_free_blocks=self.blocks.cache.pool.num_free,
             num_blocks=self.blocks.num_usable,
             step_s=0.0,
@@ -201,7 +201,7 @@ async def test_steps_within_the_interval_share_an_update() -> None:
         num_updates, tokens_left = 0, 20
         while tokens_left > 1:
             worker.host.step()
-            tokens_left = worker.host.scheduler.num_queued_tokens
+            tokens_left = worker.host.scheduler.backlog.num_queued_tokens
         while (await following(call)).load.num_queued_tokens != tokens_left:
             num_updates += 1
         assert num_updates <= 1 + (asyncio.get_running_loop().time() - started_s) / 0.1

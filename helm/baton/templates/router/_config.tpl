@@ -33,6 +33,16 @@ tls_server_name: {{ .Values.tls.internal.serverName }}
 ssl_certfile: /etc/baton/https/tls.crt
 ssl_keyfile: /etc/baton/https/tls.key
 {{- end }}
+{{- if .Values.lora.enabled }}
+enable_lora: true
+{{- with .Values.lora.modules }}
+lora_modules:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.lora.dir }}
+lora_dir: {{ . | quote }}
+{{- end }}
+{{- end }}
 {{- if .Values.router.files.existingClaim }}
 files_dir: /var/lib/baton/files
 {{- end }}

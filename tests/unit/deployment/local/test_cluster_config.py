@@ -18,8 +18,9 @@ from baton.deployment.local.cluster_config import (
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
 from baton.deployment.local.machine import Machine, this_machine
 from baton.engine.checkpoint.model_config import read_model_config
-from baton.engine.config import MLAConfig, ModelConfig
+from baton.engine.config import ModelConfig
 from baton.engine.kv.dtype import kv_bytes_per_token
+from baton.engine.mla import MLAConfig
 from baton.engine.rope import RopeConfig
 from baton.router.config import RouterConfig
 from baton.settings.config_file import load

@@ -230,6 +230,13 @@ def test_a_router_listens_at_its_nodes_address_by_default(tmp_path: Path) -> Non
     assert spec.log_path == tmp_path / "logs" / "router-abc.log"
 
 
+def test_routers_serve_the_adapters_of_the_engines() -> None:
+    lora = {"lora_modules": ["sql=/adapters/sql"], "lora_dir": "/adapters"}
+    spec = router_process(settings(engine={"enable_lora": True}, router=lora), "router-abc", NODE)
+    assert {"--enable-lora", "--lora-modules=sql=/adapters/sql", "--lora-dir=/adapters"} <= {*spec.argv}
+    assert "--enable-lora" not in router_process(settings(), "router-abc", NODE).argv
+
+
 def test_the_registrys_url_may_be_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "registry"
     read = settings(registry=None, registry_file=str(file))

@@ -15,7 +15,7 @@ from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.native import NativeAttention
 from baton.engine.attention.span import AttentionSpan
 from baton.engine.attention.torch_reference import TorchAttention
-from baton.engine.config import MLAConfig
+from baton.engine.mla import MLAConfig
 from baton.engine.native.paged_attention import instruction_sets
 from tests.marks import each_value, slow_case, slow_except
 from tests.unit.engine.attention_rig import (

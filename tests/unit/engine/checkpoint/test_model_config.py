@@ -18,11 +18,12 @@ from baton.engine.checkpoint.model_config import (
     read_generation_defaults,
     read_model_config,
 )
-from baton.engine.config import EngineConfig, IndexerConfig, KVHeads
+from baton.engine.config import EngineConfig, KVHeads
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.engine.kv.fingerprint import compatibility_fingerprint
 from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.mla import IndexerConfig
 from baton.kvtransfer.block_slice import PartGroup
 
 LLAMA: dict[str, Any] = {

@@ -65,7 +65,7 @@ async def test_the_event_loop_has_turns_between_the_batches_of_a_request(monkeyp
     monkeypatch.setattr(inline_work, "TURN_S", 1e-9)  # less than any work takes
     worker, turn = EmbeddingWorker(), 0
     hashed, sent = defaultdict[int, set[PromptHashes]](set), Counter[int]()  # inputs by turn
-    extended, message = PromptHashes.extended, embedder._message
+    extended, message = PromptHashes.extended, embedder.embed_request
 
     async def count_turns() -> None:
         nonlocal turn
@@ -83,7 +83,7 @@ async def test_the_event_loop_has_turns_between_the_batches_of_a_request(monkeyp
         return made
 
     monkeypatch.setattr(PromptHashes, "extended", note_hashed)
-    monkeypatch.setattr(embedder, "_message", note_sent)
+    monkeypatch.setattr(embedder, "embed_request", note_sent)
     async with running_router(worker) as router:
         counting = asyncio.create_task(count_turns())
         assert vectors(await embed(router)) == VECTORS

@@ -35,7 +35,7 @@ async def test_unknown_fields_are_refused_with_what_to_do_instead() -> None:
         (COMPLETIONS, "max_new_tokens", 5, "Use max_tokens."),
         (COMPLETIONS, "stop_sequences", ["a"], "Use stop."),
         (CHAT, "typical_p", 0.5, "This sampler is not supported"),
-        (CHAT, "adapter_id", "a", "LoRA is not supported"),
+        (CHAT, "adapter_id", "a", "Name the LoRA adapter as the `model`"),
         (CHAT, "enable_thinking", False, "chat_template_kwargs"),
         (CHAT, "temprature", 1, "Did you mean temperature?"),
         (CHAT, "prompt", "a", "supplied: prompt"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -72,6 +72,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         self.num_watches = 0
         self.load = worker_pb2.WorkerLoad()  # merged into its reports
         self.kv_stores: tuple[str, ...] = ()
+        self.adapters: dict[str, str] | None = None  # digests by name; None: it takes none
         self.saved: list[bytes] = []  # hashes in its stores, sent with the next update
         self.lost: list[bytes] = []
         self._cached: set[bytes] = set()
@@ -118,6 +119,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             num_blocks=1000,
             max_model_len=self.max_model_len,
             kv_stores=self.kv_stores,
+            adapters=None if self.adapters is None else worker_pb2.AdapterLimits(max_loras=2),
         )
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[worker_pb2.WorkerUpdate]:  # noqa: N802
@@ -141,7 +143,11 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             sequence += 2 if self.skip_sequence else 1
             self.skip_sequence = False
             yield worker_pb2.WorkerUpdate(
-                incarnation=self.incarnation, load=self._load(), cache=events, draining=self.draining
+                incarnation=self.incarnation,
+                load=self._load(),
+                cache=events,
+                draining=self.draining,
+                adapters=None if self.adapters is None else adapter_list(self.adapters),
             )
             await self._news.wait()
 
@@ -167,9 +173,9 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         """Send updates to the watchers now."""
         self._news.set()
 
-    def cache(self, token_ids: Sequence[int], cache_salt: str = "") -> None:
+    def cache(self, token_ids: Sequence[int], cache_salt: str = "", adapter_digest: str = "") -> None:
         """Cache the full blocks of these tokens."""
-        self._cached.update(hash_blocks(token_ids, BLOCK_SIZE, cache_salt))
+        self._cached.update(hash_blocks(token_ids, BLOCK_SIZE, cache_salt, adapter_digest))
         self.news()
 
     def _load(self) -> worker_pb2.WorkerLoad:
@@ -214,7 +220,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
                 delta.served_by.CopyFrom(served_by)
             outgoing.put_nowait(worker_pb2.WorkerMessage(deltas=[delta]))
             if delta.finish_reason:
-                self.cache(tokens[:-1], command.cache_salt)
+                self.cache(tokens[:-1], command.cache_salt, command.adapter_digest)
                 return
             await asyncio.sleep(0)
 
@@ -238,7 +244,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
         return delta
 
     def _served_by(self, command: worker_pb2.GenerateCommand) -> common_pb2.ServedBy:
-        hashes = hash_blocks(list(command.token_ids), BLOCK_SIZE, command.cache_salt)
+        hashes = hash_blocks(list(command.token_ids), BLOCK_SIZE, command.cache_salt, command.adapter_digest)
         cached = next((index for index, each in enumerate(hashes) if each not in self._cached), len(hashes))
         served_by = common_pb2.ServedBy(decode_worker=self.worker_id, decode_cached_tokens=cached * BLOCK_SIZE)
         served_by.prefill_worker = command.prefill.worker_id or self.worker_id
@@ -246,6 +252,12 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             served_by.kv_transport = "shared_memory"
             served_by.handed_over_tokens = len(command.token_ids) - cached * BLOCK_SIZE
         return served_by
+
+
+def adapter_list(digests: Mapping[str, str]) -> worker_pb2.AdapterList:
+    """Return the message of these adapters, digests by name."""
+    adapters = [worker_pb2.Adapter(name=name, digest=digest, rank=8) for name, digest in sorted(digests.items())]
+    return worker_pb2.AdapterList(adapters=adapters)
 
 
 def given_away(command: worker_pb2.GenerateCommand) -> worker_pb2.RequestDelta:

@@ -204,3 +204,15 @@ def test_a_snapshot_is_cached_until_a_change() -> None:
     assert second.recent.at(9) == pytest.approx(1)
     load.remove(9)
     assert load.snapshot(DESCRIPTION, WorkerRole.DECODE).num_requests == 3
+
+
+def test_adapters_of_own_requests_count_as_loaded_into_slots() -> None:
+    load = LoadEstimate()
+    load.report(WorkerLoad(resident_adapters=["a"], adapter_load_s=0.2), taken=[])
+    load.list_adapters({"a": "d1", "b": "d2"})
+    load.add(1, 10, adapter="b")
+    found = load.snapshot(DESCRIPTION, WorkerRole.DECODE)
+    assert (found.adapters, found.resident_adapters) == ({"a": "d1", "b": "d2"}, {"a", "b"})
+    assert found.adapter_load_s == 0.2
+    load.remove(1)
+    assert load.snapshot(DESCRIPTION, WorkerRole.DECODE).resident_adapters == {"a"}

@@ -28,6 +28,7 @@ from baton.worker.ranks.ranks import Ranks
 from baton.worker.ranks.remote_rank import RemoteRank
 from baton.worker.ranks.worker_ranks import WorkerRanks, follower_ranks
 from tests.checkpoints import make_checkpoint
+from tests.unit.worker.ranks.scripted_adapters import ScriptedAdapters
 
 WAIT_S = 20.0
 
@@ -67,7 +68,7 @@ async def first_rank(directory: Path) -> AsyncIterator[tuple[grpc.aio.Server, gr
 
 async def test_a_rank_that_waits_for_the_first_one_can_be_ended(tmp_path: Path) -> None:
     async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"unix:{tmp_path}/missing") as channel:
-        commands = RankCommands(hello(1), Loading())
+        commands = RankCommands(hello(1), Loading(), ScriptedAdapters())
         following = asyncio.create_task(commands.follow(channel, "0", 600))
         await asyncio.sleep(0.05)  # for the call to begin
         await commands.close()
@@ -77,7 +78,7 @@ async def test_a_rank_that_waits_for_the_first_one_can_be_ended(tmp_path: Path) 
 
 async def test_a_refused_rank_ends_with_the_reason(tmp_path: Path) -> None:
     async with first_rank(tmp_path) as (_, channel, follower):
-        commands = RankCommands(hello(1, tensor_parallel="4"), Loading())
+        commands = RankCommands(hello(1, tensor_parallel="4"), Loading(), ScriptedAdapters())
         with pytest.raises(PlainError, match="first rank at 0 refuses this one: tensor_parallel is '4' on rank 1"):
             await commands.follow(channel, "0", WAIT_S)
         assert not commands.is_followed
@@ -87,7 +88,9 @@ async def test_a_refused_rank_ends_with_the_reason(tmp_path: Path) -> None:
 async def test_the_end_of_the_first_rank_ends_a_load(tmp_path: Path) -> None:
     async with first_rank(tmp_path) as (server, channel, follower):
         loading = Loading()
-        following = asyncio.create_task(RankCommands(hello(1), loading).follow(channel, "0", WAIT_S))
+        following = asyncio.create_task(
+            RankCommands(hello(1), loading, ScriptedAdapters()).follow(channel, "0", WAIT_S)
+        )
         await follower.connected.wait()
         follower.join("here:1")
         await loading.has_begun.wait()
@@ -100,7 +103,9 @@ async def test_the_end_of_the_first_rank_ends_a_load(tmp_path: Path) -> None:
 async def test_the_end_of_a_worker_in_order_ends_a_load_in_order(tmp_path: Path) -> None:
     async with first_rank(tmp_path) as (_, channel, follower):
         loading = Loading()
-        following = asyncio.create_task(RankCommands(hello(1), loading).follow(channel, "0", WAIT_S))
+        following = asyncio.create_task(
+            RankCommands(hello(1), loading, ScriptedAdapters()).follow(channel, "0", WAIT_S)
+        )
         await follower.connected.wait()
         follower.join("here:1")
         await loading.has_begun.wait()
@@ -138,7 +143,7 @@ async def worker_with_a_follower(model: Path) -> AsyncIterator[tuple[WorkerRanks
     engine = EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20)
     config = WorkerConfig(role="decode", worker_id="w", engine=engine, tensor_parallel=2, nnodes=2, master_port=port)
     async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        commands = RankCommands(hello_of(config, 1), Loading())
+        commands = RankCommands(hello_of(config, 1), Loading(), ScriptedAdapters())
         following = asyncio.create_task(commands.follow(channel, "0", WAIT_S))
         try:
             async with follower_ranks(config, Plaintext(), ProgressReporter(None), lambda: None) as ranks:

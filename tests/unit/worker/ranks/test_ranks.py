@@ -23,6 +23,7 @@ from baton.worker.ranks.first_rank import FirstRankService
 from baton.worker.ranks.rank_commands import RankCommands
 from baton.worker.ranks.ranks import Ranks
 from baton.worker.ranks.remote_rank import RemoteRank
+from tests.unit.worker.ranks.scripted_adapters import ScriptedAdapters
 
 NUM_BLOCKS, NUM_PARTS, WORDS = 8, 4, 16
 WAIT_S = 20.0
@@ -44,6 +45,7 @@ class Worker:
     lost: list[str]
     commands: RankCommands
     following: asyncio.Task[None]
+    adapters: ScriptedAdapters  # of the second rank
 
     def reported(self, blocks: list[int]) -> list[int]:
         """Return the peer's checksums: all of its first rank, then of the next."""
@@ -84,7 +86,8 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     server = grpc.aio.server()
     rank_pb2_grpc.add_FirstRankServicer_to_server(FirstRankService(hello(0), [follower]), server)
     channel = grpc.aio.insecure_channel(f"unix:{directory}/0")
-    commands = RankCommands(hello(1), load)
+    adapters = ScriptedAdapters()
+    commands = RankCommands(hello(1), load, adapters)
     following = asyncio.create_task(commands.follow(channel, "0", WAIT_S))
     server.add_insecure_port(f"unix:{directory}/0")  # the follower connects before the first rank listens
     await server.start()
@@ -116,6 +119,7 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
             lost,
             commands,
             following,
+            adapters,
         )
     finally:
         await follower.close()
@@ -291,3 +295,15 @@ async def test_pools_of_the_wrong_size_are_refused(tmp_path: Path) -> None:
         with pytest.raises(PeerRefused, match="a block of rank 0 of 4 has 512 bytes"):
             await it.ranks.receive([description] * 4, [2], 0, 5.0)
         assert all(torch.equal(*pair) for pair in zip(before, it.pools, strict=True))
+
+
+async def test_adapters_are_read_and_dropped(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        refused = await it.follower.read_adapter(1, "a", "nowhere")
+        assert (refused.digest, refused.error) == ("", "nowhere does not exist")
+        read = await it.follower.read_adapter(2, "a", "here")
+        assert (read.digest, read.error) == ("digest of here", "")
+        it.follower.drop_adapter(2)
+        await it.follower.read_adapter(3, "b", "here")  # commands are executed in order
+        assert it.adapters.events == [("a at here", 2), ("dropped", 2), ("b at here", 3)]
+        assert it.lost == []

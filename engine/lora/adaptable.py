@@ -1,0 +1,66 @@
+"""Models that can have adapters, and the addition of adapters to a model."""
+
+from collections.abc import Iterator
+
+import torch
+
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.errors import UnsupportedModel
+from baton.engine.layers.attention import GroupedQueryAttention
+from baton.engine.layers.linear import Linear, Projection, SummedProjection
+from baton.engine.layers.linear_source import LinearSource
+from baton.engine.layers.mlp import MLP
+from baton.engine.layers.parallel_experts import ParallelExperts
+from baton.engine.lora.adapted_linears import AdaptedLinears
+from baton.engine.lora.base import ModelAdapters
+from baton.engine.lora.config import LoraConfig
+from baton.engine.lora.segmented import SegmentedAdapters
+from baton.engine.lora.stacked import StackedAdapters
+from baton.engine.models.causal_lm import CausalLM
+
+
+def check_adaptable(config: EngineConfig, model: ModelConfig, *, is_expert_parallel: bool) -> None:
+    """Raise UnsupportedModel if adapters are enabled for a model or a group that cannot have them."""
+    refused = {
+        "multi-head latent attention": model.mla is not None,
+        "recurrent layers": model.delta_net is not None,
+        "image inputs": model.vision is not None,
+        "expert_parallel": is_expert_parallel,
+    }
+    for name, is_there in refused.items():
+        if config.enable_lora and is_there:
+            raise UnsupportedModel(f"enable_lora is not supported with {name} ({model.architecture})")
+
+
+def adapt(model: CausalLM, config: LoraConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Let a model's steps add what adapters do. dtype: of their matrices."""
+    linears = list(_linears(model))
+    sources = [_source(linear) for linear in linears]
+    adapters: ModelAdapters = SegmentedAdapters(linears)
+    if device.type != "cpu":
+        adapters = StackedAdapters(linears, sources, config, dtype)
+    model.adapted = AdaptedLinears(sources, dtype, adapters)
+
+
+def _linears(model: CausalLM) -> Iterator[Linear]:
+    for layer in model.layers:
+        assert isinstance(layer.attention, GroupedQueryAttention), "see check_adaptable"
+        yield layer.attention.qkv
+        yield _linear(layer.attention.output)
+        feed_forward = layer.feed_forward
+        dense = feed_forward.dense if isinstance(feed_forward, ParallelExperts) else feed_forward
+        mlp = dense.part if isinstance(dense, SummedProjection) else dense
+        if isinstance(mlp, MLP):  # otherwise experts
+            yield mlp.gate_up
+            yield mlp.down
+
+
+def _linear(projection: Projection) -> Linear:
+    linear = projection.part if isinstance(projection, SummedProjection) else projection
+    assert isinstance(linear, Linear)
+    return linear
+
+
+def _source(linear: Linear) -> LinearSource:
+    assert linear.source is not None, "it was not read from a checkpoint"
+    return linear.source

@@ -1,0 +1,120 @@
+"""`adapter_config.json` of an adapter in PEFT's format."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.engine.checkpoint.json_object import MAX_NUMBER, JsonObject, shown
+from baton.engine.errors import InvalidAdapter, InvalidCheckpoint
+
+CONFIG = "adapter_config.json"
+
+# Options that change outputs in ways that are not implemented.
+REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA is not supported",
+    "modules_to_save": "whole modules cannot be replaced",
+    "trainable_token_indices": "embeddings of tokens cannot be replaced",
+    "lora_bias": "biases cannot be changed",
+    "fan_in_fan_out": "transposed weights are not supported",
+    "layer_replication": "layers cannot be replicated",
+    "target_parameters": "only linear layers can be changed",
+    "alora_invocation_tokens": "activated LoRA is not supported",
+    "use_qalora": "QALoRA is not supported",
+    "use_bdlora": "block-diagonal LoRA is not supported",
+    "arrow_config": "routers of adapters are not supported",
+    "kasa_config": "KaSA is not supported",
+    "monteclora_config": "MonteCLoRA is not supported",
+    "velora_config": "VeLoRA is not supported",
+}
+# Options that are read, have no effect on the outputs of a trained adapter, or whose effect its tensors show.
+KNOWN = frozenset(
+    (
+        *("alpha_pattern", "base_model_name_or_path", "bias", "init_lora_weights", "lora_alpha", "peft_type"),
+        *("r", "rank_pattern", "use_rslora"),
+        *("auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode"),
+        *("layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config"),
+        *("megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config"),
+        *("target_modules", "task_type"),
+    )
+)
+# Initial values that leave the base weights as they are. Others are trained on changed base weights.
+INITS = ("gaussian", "orthogonal", "eva")
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """Options of an adapter that determine its outputs."""
+
+    base_model: str
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, float]  # by regular expressions of the ends of modules' names
+    alpha_pattern: Mapping[str, float]
+    use_rslora: bool
+
+    @classmethod
+    def read(cls, directory: Path) -> "PeftConfig":
+        """Read the config of an adapter. Raises InvalidAdapter, which names options that are not supported."""
+        try:
+            return cls._of(JsonObject.read(directory / CONFIG))
+        except InvalidCheckpoint as error:
+            raise InvalidAdapter(str(error)) from error
+
+    @classmethod
+    def _of(cls, config: JsonObject) -> "PeftConfig":
+        _check_supported(config)
+        result = cls(
+            config.text("base_model_name_or_path", ""),
+            config.size("r"),
+            config.number("lora_alpha"),
+            _pattern(config, "rank_pattern"),
+            _pattern(config, "alpha_pattern"),
+            config.boolean("use_rslora", False),
+        )
+        unknown = [key for key, value in config.values.items() if value and key not in KNOWN]
+        if unknown:
+            raise InvalidAdapter(f"{config.source}: the option {shown(unknown[0])} is not supported; train without it")
+        return result
+
+    def rank_of(self, module: str) -> int:
+        """Return the rank of a module, such as model.layers.0.mlp.down_proj."""
+        return int(_matched(self.rank_pattern, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """Return the factor on the outputs of a module's matrices."""
+        rank, alpha = self.rank_of(module), _matched(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def _check_supported(config: JsonObject) -> None:
+    kind = config.raw("peft_type")
+    if kind != "LORA":
+        raise InvalidAdapter(f"{config.source}: peft_type is {shown(kind)}, but must be LORA")
+    for name, advice in REFUSED.items():
+        if config.raw(name):
+            raise InvalidAdapter(f"{config.source}: {name} is set, but {advice}")
+    bias, init = config.raw("bias"), config.raw("init_lora_weights")
+    if bias not in (None, "none"):
+        raise InvalidAdapter(f"{config.source}: bias is {shown(bias)}, but biases cannot be changed: it must be none")
+    if isinstance(init, str) and init not in INITS:
+        raise InvalidAdapter(
+            f"{config.source}: init_lora_weights is {shown(init)}, which changes the base weights; convert the adapter "
+            "to plain LoRA (PEFT's path_initial_model_for_weight_conversion)"
+        )
+
+
+def _pattern(config: JsonObject, name: str) -> dict[str, float]:
+    inner = config.inner(name)
+    for key in inner.values:
+        try:
+            re.compile(key)
+        except re.error as error:
+            raise InvalidAdapter(f"{inner.source}: {shown(key)} is not a regular expression: {error}") from error
+    return {key: inner.number(key, minimum=1 if name == "rank_pattern" else -MAX_NUMBER) for key in inner.values}
+
+
+def _matched(pattern: Mapping[str, float], module: str, default: float) -> float:
+    """Return the value of the first key that matches the end of a module's name, by whole parts, as PEFT does."""
+    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), default)

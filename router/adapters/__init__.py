@@ -1,0 +1,1 @@
+"""LoRA adapters: their names, the table on which routers agree, loading at the workers, the endpoints."""

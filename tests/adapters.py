@@ -1,0 +1,60 @@
+"""LoRA adapters with random matrices for tests, in PEFT's format, large enough to change tokens."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def make_adapter(
+    model: Path,
+    directory: Path,
+    targets: Sequence[str] = ALL_TARGETS,
+    *,
+    rank: int = 4,
+    seed: int = 0,
+    size: float = 0.3,
+    ranks: Mapping[str, int] | None = None,
+    **options: object,
+) -> Path:
+    """Save an adapter of a checkpoint's projections `targets`, and return its directory.
+
+    size: standard deviation of the matrices; ranks: those of some targets; options: of adapter_config.json.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Tensor] = {}
+    with safe_open(model / "model.safetensors", framework="pt") as checkpoint:
+        for name in sorted(checkpoint.keys()):
+            module = name.removesuffix(".weight")
+            target = module.rpartition(".")[2]
+            if target in targets and module != name:
+                outputs, inputs = checkpoint.get_slice(name).get_shape()
+                width = (ranks or {}).get(target, rank)
+                prefix = f"base_model.model.{module}"
+                tensors[f"{prefix}.lora_A.weight"] = torch.randn(width, inputs, generator=draw) * size
+                tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, width, generator=draw) * size
+    config: dict[str, object] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(model),
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(targets),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    write_adapter(directory, tensors, config | ({"rank_pattern": dict(ranks)} if ranks else {}) | options)
+    return directory
+
+
+def write_adapter(directory: Path, tensors: Mapping[str, Tensor], config: Mapping[str, object]) -> None:
+    """Save the files of an adapter."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps(config))

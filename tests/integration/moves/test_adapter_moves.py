@@ -1,0 +1,189 @@
+"""A request with a LoRA adapter has the tokens of one engine, wherever it is computed, and however it moves."""
+
+import asyncio
+import os
+import signal
+from importlib.resources import files
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from baton.engine.sampling.params import SamplingParams
+from baton.protos import worker_pb2
+from baton.protos.worker_pb2_grpc import WorkerStub
+from benchmarks.server import served
+from tests.adapters import make_adapter
+from tests.checkpoints import make_checkpoint
+from tests.integration.decode_client import decode_client
+from tests.integration.moves.test_stopped_worker import tokens_of
+from tests.integration.worker_process import WorkerProcess, worker_processes
+from tests.integration.workers_view import pid_of, wait_all_ready, workers
+from tests.unit.engine.lora.lora_rig import lora_engine, random_tokens, request, run
+
+pytestmark = pytest.mark.slow
+
+MODEL = Path(str(files("baton"))) / "bundled_model"
+PROMPT = random_tokens(90)
+SAMPLING = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+FLAGS = ("--enable-lora", "--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=16")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama3", tmp_path_factory.mktemp("moves") / "model")
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    directory = tmp_path_factory.mktemp("adapters")
+    return [make_adapter(model, directory / f"{seed}", seed=seed) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, adapters: list[Path]) -> dict[str | None, list[int]]:
+    """The tokens of the base model and of both adapters."""
+    engine = lora_engine(model)
+    for place, path in enumerate(adapters):
+        engine.adapters.load(f"{place}", path)
+    names = (None, "0", "1")
+    return {name: run(engine, request(str(name), PROMPT, name, SAMPLING))[str(name)] for name in names}
+
+
+async def load(worker: WorkerProcess, name: str, path: Path) -> worker_pb2.Adapter:
+    return (await worker.worker.LoadAdapter(worker_pb2.LoadAdapterRequest(name=name, path=str(path)))).adapter
+
+
+SHARDED = "--tensor-parallel=2"
+
+
+@pytest.mark.parametrize("flags", [(), ("--kv-cache-dtype=int8",), ("--kv-shards=2", SHARDED)], ids=str)
+async def test_handovers_and_pulled_kv(
+    tmp_path: Path, model: Path, adapters: list[Path], expected: dict[str | None, list[int]], flags: tuple[str, ...]
+) -> None:
+    """All adapters in one batch: handed over, aborted in mid-stream, and continued elsewhere with the KV."""
+    alike = [flag for flag in flags if flag != SHARDED]
+    roles = (("prefill", *FLAGS, *alike), ("decode", *FLAGS, *flags), ("decode", *FLAGS, *alike))
+    async with (
+        worker_processes(model, tmp_path, *roles) as (prefill, first, second),
+        decode_client(first) as client,
+        decode_client(second) as other,
+    ):
+        known: dict[str | None, worker_pb2.Adapter | None] = {None: None}
+        for name, path in zip(("0", "1"), adapters, strict=True):
+            known[name], *others = [await load(each, name, path) for each in (prefill, first, second)]
+            assert others == [known[name]] * 2
+        begun = {
+            name: await client.submit(PROMPT, SAMPLING, await prefill.peer(), adapter=adapter)
+            for name, adapter in known.items()
+        }
+        for generation in begun.values():
+            while len(generation.token_ids) < 40:
+                generation.progressed.clear()
+                await generation.progressed.wait()
+            assert generation.served_by_so_far.handed_over_tokens == len(PROMPT)
+            await client.abort(generation)
+        outputs = {}
+        for name, generation in begun.items():
+            continued = await other.submit(
+                [*PROMPT, *generation.token_ids],
+                SAMPLING,
+                prefix_source=await first.peer(),
+                num_prompt_tokens=len(PROMPT),
+                adapter=known[name],
+            )
+            await continued.ended.wait()
+            assert continued.served_by.prefix_pulled_tokens > len(PROMPT)
+            outputs[name] = generation.token_ids + continued.token_ids
+        if "int8" in str(flags):  # rounded KV changes some tokens
+            assert len({tuple(each) for each in outputs.values()}) == 3
+        else:
+            assert outputs == expected
+        for each in (prefill, first, second):
+            await each.wait_idle()
+
+
+async def test_a_prefill_worker_with_other_contents_is_not_used(
+    tmp_path: Path, model: Path, adapters: list[Path], expected: dict[str | None, list[int]]
+) -> None:
+    roles = (("prefill", *FLAGS), ("prefill", *FLAGS), ("decode", *FLAGS))
+    async with (
+        worker_processes(model, tmp_path, *roles) as (wrong, right, decode),
+        decode_client(decode) as client,
+    ):
+        await load(wrong, "0", adapters[1])
+        await load(right, "0", adapters[0])
+        adapter = await load(decode, "0", adapters[0])
+        computed_here = await client.submit(PROMPT, SAMPLING, await wrong.peer(), adapter=adapter)
+        await computed_here.ended.wait()
+        assert computed_here.token_ids == expected["0"]
+        assert computed_here.served_by.handed_over_tokens == 0
+        assert (await wrong.wait_idle()).num_prefilled_tokens == 0
+        handed_over = await client.submit(PROMPT, SAMPLING, await right.peer(), cache_salt="new", adapter=adapter)
+        await handed_over.ended.wait()
+        assert handed_over.token_ids == expected["0"]
+        assert handed_over.served_by.handed_over_tokens == len(PROMPT)
+        adapter.digest = "00"
+        refused = await client.submit(PROMPT, SAMPLING, adapter=adapter)
+        await refused.ended.wait()
+        assert refused.error is not None
+        assert refused.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert "but the request needs '00'; load the same files on all workers" in refused.error.message
+
+
+async def test_a_running_request_keeps_an_unloaded_adapter(
+    tmp_path: Path, model: Path, adapters: list[Path], expected: dict[str | None, list[int]]
+) -> None:
+    roles = (("decode", *FLAGS, "--tensor-parallel=2"),)
+    async with worker_processes(model, tmp_path, *roles) as (decode,), decode_client(decode) as client:
+        adapter = await load(decode, "0", adapters[0])
+        running = await client.submit(PROMPT, SAMPLING, adapter=adapter)
+        while len(running.token_ids) < 20:
+            running.progressed.clear()
+            await running.progressed.wait()
+        await decode.worker.UnloadAdapter(worker_pb2.UnloadAdapterRequest(name="0"))
+        replaced = await load(decode, "0", adapters[1])
+        other = await client.submit(PROMPT, SAMPLING, adapter=replaced)
+        await asyncio.gather(running.ended.wait(), other.ended.wait())
+        assert running.token_ids == expected["0"]
+        assert other.token_ids == expected["1"]
+        with pytest.raises(grpc.aio.AioRpcError, match="does not exist"):
+            await load(decode, "1", tmp_path / "nowhere")
+
+
+async def test_a_drained_and_a_killed_decode_worker(tmp_path: Path) -> None:
+    path = make_adapter(MODEL, tmp_path / "a", ("q_proj", "k_proj", "v_proj", "o_proj"), seed=1)
+    engine = lora_engine(MODEL, kv_cache_memory_bytes=64 << 20)
+    engine.adapters.load("a", path)
+    prompt = list(range(300, 360))
+    outputs = run(engine, *(request(str(name), prompt, name, SAMPLING) for name in (None, "a")))
+    assert outputs["None"] != outputs["a"]
+    body = {
+        "model": "a", "prompt": prompt, "max_tokens": SAMPLING.max_tokens, "temperature": 0, "ignore_eos": True,
+        "stream": True, "repetition_penalty": 1, "return_token_ids": True,
+    }  # fmt: skip
+    flags = ("--prefill", "1", "--decode", "2", "--dtype", "float32", "--num-threads", "1", "--enable-lora")
+    async with (
+        served("", *flags, "--lora-modules", f"a={path}") as url,
+        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
+    ):
+        for salt in ("drained", "killed"):
+            await wait_all_ready(url)
+            async with asyncio.timeout(120):
+                while "a" not in [each["id"] for each in (await client.get("/v1/models")).json()["data"]]:
+                    await asyncio.sleep(0.05)
+            async with client.stream("POST", "/v1/completions", json={**body, "cache_salt": salt}) as response:
+                tokens = tokens_of(response)
+                seen = [await anext(tokens) for _ in range(40)]
+                leaving = response.headers["x-baton-decode"]
+                if salt == "killed":
+                    os.kill(await pid_of(leaving, url), signal.SIGKILL)
+                else:
+                    addresses = {worker["worker_id"]: worker["address"] for worker in await workers(url)}
+                    async with grpc.aio.insecure_channel(addresses[leaving]) as channel:
+                        await WorkerStub(channel).Drain(worker_pb2.DrainRequest(timeout_s=0.05))
+                        seen += [token async for token in tokens]
+                        await WorkerStub(channel).Undrain(worker_pb2.UndrainRequest())
+                seen += [token async for token in tokens]
+            assert seen == outputs["a"], salt

@@ -1,0 +1,113 @@
+"""Outputs with adapters are those of PEFT on the same checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from baton.engine.engine import Engine
+from baton.engine.lora.adapter_files import TENSORS
+from tests.adapters import ALL_TARGETS, make_adapter
+from tests.checkpoints import make_checkpoint
+from tests.marks import slow_except
+from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT uses it
+
+PROMPT = random_tokens(40)
+# Families whose projections are named, fused or scaled in other ways than Llama's.
+FAMILIES = {
+    "llama3": ALL_TARGETS,
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "qwen3": ALL_TARGETS,
+    "llama-biased": ALL_TARGETS,
+    "gemma2": ALL_TARGETS,
+    "gemma3": ALL_TARGETS,
+    "granite": ALL_TARGETS,
+    "glm4": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "olmo2": ALL_TARGETS,
+    "gpt-oss": ALL_TARGETS[:4],
+    "mixtral": ALL_TARGETS[:4],
+    "qwen3-moe-mixed": ALL_TARGETS[:4],
+}
+
+
+def peft_tokens(model: Path, adapter: Path, prompt: list[int]) -> list[int]:
+    """Return PEFT's greedy continuation of a prompt."""
+    from peft import PeftModel  # heavy
+
+    base: Any = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
+    tokens = [*prompt]
+    with torch.no_grad():
+        adapted = PeftModel.from_pretrained(base, str(adapter))
+        for _ in range(GREEDY.max_tokens):
+            tokens.append(int(adapted(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Engine:
+    return lora_engine(model, max_cpu_loras=64)
+
+
+@pytest.fixture(scope="module")
+def base(engine: Engine) -> list[int]:
+    return run(engine, request("base", PROMPT))["base"]
+
+
+@pytest.mark.parametrize("target", slow_except(ALL_TARGETS, ("k_proj", "o_proj", "up_proj")))
+def test_each_module_gives_pefts_tokens(
+    model: Path, engine: Engine, base: list[int], tmp_path: Path, target: str
+) -> None:
+    adapter = make_adapter(model, tmp_path / target, [target], seed=5, size=0.5)
+    engine.adapters.load(target, adapter)
+    tokens = run(engine, request(target, PROMPT, target))[target]
+    assert tokens == peft_tokens(model, adapter, PROMPT)
+    assert tokens != base
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"use_rslora": True}, id="rslora"),
+        pytest.param({"alpha_pattern": {"v_proj": 3, r"layers\.1\.mlp.*": 40}}, id="alpha_pattern"),
+        pytest.param({"ranks": {"k_proj": 2, "down_proj": 7}}, id="rank_pattern"),
+        pytest.param({"layers_to_transform": [0, 2]}, id="layers_to_transform", marks=pytest.mark.slow),
+    ],
+)
+def test_options_give_pefts_tokens(
+    model: Path, engine: Engine, base: list[int], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    name = next(iter(options))
+    adapter = make_adapter(model, tmp_path / name, seed=6, size=0.2, **options)
+    if "layers_to_transform" in options:
+        tensors = load_file(adapter / TENSORS)
+        save_file({name: each for name, each in tensors.items() if ".layers.1." not in name}, adapter / TENSORS)
+    engine.adapters.load(name, adapter)
+    tokens = run(engine, request(name, PROMPT, name))[name]
+    assert tokens == peft_tokens(model, adapter, PROMPT)
+    assert tokens != base
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_gives_pefts_tokens(tmp_path: Path, family: str) -> None:
+    model = make_checkpoint(family, tmp_path / "model")
+    engine = lora_engine(model)
+    adapter = make_adapter(model, tmp_path / "adapter", FAMILIES[family], seed=7, size=0.3)
+    engine.adapters.load("a", adapter)
+    outputs = run(engine, request("a", PROMPT, "a"), request("base", PROMPT))
+    assert outputs["a"] == peft_tokens(model, adapter, PROMPT)
+    assert outputs["a"] != outputs["base"]
+
+
+def test_adapters_in_bfloat16_and_in_float32_are_close_to_pefts(model: Path, adapters: dict[str, Path]) -> None:
+    """A base in bfloat16 rounds differently: only the first token is compared, whose logits differ clearly."""
+    expected = peft_tokens(model, adapters["all"], PROMPT)[0]
+    for dtype in ("auto", "float32"):
+        engine = lora_engine(model, dtype="bfloat16", lora_dtype=dtype)
+        engine.adapters.load("all", adapters["all"])
+        assert run(engine, request("all", PROMPT, "all"))["all"][0] == expected

@@ -1,0 +1,150 @@
+"""Each adapter that cannot be used is refused with the reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from baton.engine.engine import Engine
+from baton.engine.errors import InvalidAdapter
+from tests.adapters import make_adapter
+from tests.checkpoints import make_checkpoint
+from tests.unit.engine.lora.lora_rig import lora_engine
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+LAYER = "base_model.model.model.layers.0"
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Engine:
+    return lora_engine(model)
+
+
+@pytest.fixture
+def adapter(model: Path, tmp_path: Path) -> Path:
+    return make_adapter(model, tmp_path / "adapter", ["q_proj", "down_proj"])
+
+
+def refusal(engine: Engine, adapter: Path) -> str:
+    with pytest.raises(InvalidAdapter) as caught:
+        engine.adapters.load("a", adapter)
+    assert engine.adapters.infos() == []
+    return str(caught.value)
+
+
+def change_config(adapter: Path, **options: object) -> None:
+    config = json.loads((adapter / CONFIG).read_text())
+    (adapter / CONFIG).write_text(json.dumps(config | options))
+
+
+def change_tensors(adapter: Path, **tensors: torch.Tensor | None) -> None:
+    changed = {**load_file(adapter / TENSORS), **tensors}
+    save_file({name: each for name, each in changed.items() if each is not None}, adapter / TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', but must be LORA"),
+        ({"use_dora": True}, "use_dora is set, but DoRA is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set, but whole modules cannot be replaced"),
+        ({"bias": "all"}, "bias is 'all', but biases cannot be changed: it must be none"),
+        ({"lora_bias": True}, "lora_bias is set, but biases cannot be changed"),
+        ({"fan_in_fan_out": True}, "transposed weights are not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changes the base weights"),
+        ({"alora_invocation_tokens": [1]}, "activated LoRA is not supported"),
+        ({"layer_replication": [[0, 1]]}, "layers cannot be replicated"),
+        ({"target_parameters": ["experts"]}, "only linear layers can be changed"),
+        ({"some_new_option": 1}, "the option 'some_new_option' is not supported; train without it"),
+        ({"r": None}, "r is missing"),
+        ({"r": "4"}, "r must be a whole number, not '4'"),
+        ({"lora_alpha": float("inf")}, "lora_alpha must be a number from"),
+        ({"alpha_pattern": {"(": 1}}, "'(' is not a regular expression"),
+        ({"rank_pattern": {"q_proj": 0}}, "q_proj must be a number from 1 to"),
+        ({"r": 5}, "down_proj are [4, 96] and [64, 4], but the config gives it rank 5"),
+    ],
+)
+def test_options(engine: Engine, adapter: Path, options: dict[str, Any], expected: str) -> None:
+    change_config(adapter, **options)
+    message = refusal(engine, adapter)
+    assert expected in message
+    assert CONFIG in message or TENSORS in message
+
+
+def test_missing_and_damaged_files(engine: Engine, adapter: Path) -> None:
+    whole = (adapter / TENSORS).read_bytes()
+    (adapter / TENSORS).write_bytes(whole[:-100])
+    assert f"{TENSORS} is damaged: " in refusal(engine, adapter)
+    (adapter / TENSORS).unlink()
+    assert refusal(engine, adapter).endswith(f"{TENSORS} does not exist")
+    (adapter / "adapter_model.bin").touch()
+    message = refusal(engine, adapter)
+    assert "adapter_model.bin is a pickle, which is not read: save it with safe_serialization" in message
+    (adapter / CONFIG).write_text("{")
+    assert "cannot be read: " in refusal(engine, adapter)
+    (adapter / CONFIG).unlink()
+    assert refusal(engine, adapter).endswith(f"{CONFIG} does not exist")
+    assert refusal(engine, adapter / "nowhere").endswith(f"nowhere/{CONFIG} does not exist")
+
+
+def test_tensors(engine: Engine, adapter: Path) -> None:
+    name = f"{LAYER}.self_attn.q_proj.lora_A.weight"
+    good = load_file(adapter / TENSORS)[name]
+    wrong = good.clone()
+    wrong[1, 1] = torch.nan
+    cases = {
+        f"{name} has values that are not finite": wrong,
+        f"{name} is int32 [4, 64], but must be a matrix in float32, float16 or bfloat16": good.int(),
+        f"{name} is float32 [256], but must be a matrix": good.flatten(),
+        "has no lora_A": None,
+    }
+    for expected, tensor in cases.items():
+        change_tensors(adapter, **{name: tensor})
+        assert expected in refusal(engine, adapter)
+    change_tensors(adapter, **{name: good})
+    for other in ("self_attn.q_proj.lora_magnitude_vector", "self_attn.q_proj.lora_B.bias", "mlp.down_proj.weight"):
+        change_tensors(adapter, **{f"{LAYER}.{other}": torch.ones(4, 4)})
+        assert f"{other}' is no LoRA matrix of a linear layer" in refusal(engine, adapter)
+        change_tensors(adapter, **{f"{LAYER}.{other}": None})
+    engine.adapters.load("a", adapter)
+    engine.adapters.unload("a")
+
+
+def test_ranks_above_the_limit(engine: Engine, model: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(model, tmp_path / "large", ["q_proj"], rank=17)
+    assert "has rank 17, but max_lora_rank is 16; start with --max-lora-rank 17" in refusal(engine, adapter)
+
+
+def test_adapters_of_other_models(engine: Engine, tmp_path: Path) -> None:
+    narrow = make_checkpoint("llama3", tmp_path / "narrow", hidden_size=32)
+    message = refusal(engine, make_adapter(narrow, tmp_path / "a", ["down_proj"]))
+    assert "down_proj are for 96 inputs and 32 outputs, but the model has 96 and 64" in message
+    assert message.endswith(f"the adapter was trained on another model, probably {narrow}")
+    deep = make_checkpoint("llama3", tmp_path / "deep", num_hidden_layers=4)
+    message = refusal(engine, make_adapter(deep, tmp_path / "b", ["q_proj", "v_proj"]))
+    assert "the model has no linear layer model.layers.3.self_attn.q_proj (and 1 more) that can be changed" in message
+    assert message.endswith("are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj")
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_embeddings_and_the_output_layer(engine: Engine, model: Path, tmp_path: Path, target: str) -> None:
+    adapter = make_adapter(model, tmp_path / "a", ["q_proj", target])
+    assert f"{target} cannot be changed: embeddings and the output layer have no adapters" in refusal(engine, adapter)
+
+
+def test_experts(tmp_path: Path) -> None:
+    model = make_checkpoint("qwen3-moe", tmp_path / "model")
+    engine = lora_engine(model)
+    adapter = make_adapter(model, tmp_path / "a", ["q_proj", "gate_proj"])
+    assert "cannot be changed: experts have no adapters; target the attention's projections" in refusal(engine, adapter)
+    engine.adapters.load("a", make_adapter(model, tmp_path / "b", ["q_proj"]))
+
+
+def test_values_that_are_too_large_for_the_type(model: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(model, tmp_path / "a", ["q_proj"], lora_alpha=1e7)
+    engine = lora_engine(model, lora_dtype="float16")
+    assert "are too large for float16; start with --lora-dtype float32" in refusal(engine, adapter)
+    lora_engine(model, lora_dtype="float32").adapters.load("a", adapter)
