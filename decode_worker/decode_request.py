@@ -82,6 +82,7 @@ class DecodeRequest:
                 adapter_digest=command.adapter_digest,
                 tenant=command.tenant,
                 priority=command.priority,
+                num_marked_tokens=command.num_marked_tokens,
                 receives_kv=receives_kv(command),
                 receives_whole=command.HasField("prefill"),
             ),
@@ -119,6 +120,7 @@ class DecodeRequest:
             number=command.number,
             num_ranks=num_ranks,
             images=map(image_to_proto, self.request.images),
+            num_marked_tokens=command.num_marked_tokens,
             adapter=command.adapter,
             adapter_digest=self.request.adapter_digest,
         )

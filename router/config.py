@@ -6,14 +6,16 @@ from typing import Literal
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
 from baton.router.config_checks import (
+    DEFAULT_SLO,
     check_https,
     check_lora,
     check_media_domains,
     check_members,
     check_names,
     check_origins,
+    check_pin_prefix,
     check_together,
-    slo_targets_s,
+    promised_s,
 )
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
@@ -36,7 +38,6 @@ SECRETS = {  # environment variables
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
-DEFAULT_SLO = "ttft=1s,tpot=50ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,11 @@ class RouterConfig:
     batch_inflight: int = option(
         256, "Maximum completions of batches in flight, of one router process, behind all other requests.", minimum=1
     )
+    pin_prefix: tuple[str, ...] = option(
+        (),
+        "Text files with which prompts of --model begin, separated by commas. Their KV stays cached on all workers "
+        "that compute prompts, for the life of the server. Default: none.",
+    )
     enable_lora: bool = option(False, "Serve LoRA adapters of the model, which requests choose by name.")
     lora_modules: tuple[str, ...] = option(
         (),
@@ -273,12 +279,10 @@ class RouterConfig:
             raise OptionError(f"cache_secret: must have at least {MIN_SECRET_CHARS} characters, chosen at random")
         check_members(self.registry, self.workers)
         check_together(process=self.process, group_dir=self.group_dir)
-        check_together(target_ttft_ms=self.target_ttft_ms, target_tpot_ms=self.target_tpot_ms)
-        if self.slo is not None and self.target_ttft_ms is not None:
-            raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
         self.promised_s()
+        check_pin_prefix(self.pin_prefix, self.needs_key and not self.shared_cache)
         images_per_prompt(self.limit_mm_per_prompt)
         resized_bounds(self.mm_processor_kwargs)
         self._check_models()
@@ -299,9 +303,7 @@ class RouterConfig:
 
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
-        if self.target_ttft_ms is not None and self.target_tpot_ms is not None:
-            return {"ttft": self.target_ttft_ms / 1000, "tpot": self.target_tpot_ms / 1000}
-        return slo_targets_s(self.slo or DEFAULT_SLO)
+        return promised_s(self.slo, self.target_ttft_ms, self.target_tpot_ms)
 
     @property
     def scheme(self) -> str:

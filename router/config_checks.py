@@ -11,6 +11,30 @@ from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
 from baton.settings.values import OptionError
 
+DEFAULT_SLO = "ttft=1s,tpot=50ms"
+
+
+def promised_s(slo: str | None, ttft_ms: float | None, tpot_ms: float | None) -> dict[str, float]:
+    """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError.
+
+    ttft_ms, tpot_ms: an older form of `slo`.
+    """
+    if (ttft_ms is None) != (tpot_ms is None):
+        raise OptionError("target_ttft_ms: target_ttft_ms and target_tpot_ms must be given together")
+    if ttft_ms is not None and tpot_ms is not None:
+        if slo is not None:
+            raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
+        return {"ttft": ttft_ms / 1000, "tpot": tpot_ms / 1000}
+    if slo == "none":
+        return {}
+    try:
+        limits = parse_slo(slo or DEFAULT_SLO)
+    except OptionError as error:
+        raise OptionError(f"slo: {error}") from error
+    if len(limits) < 2:
+        raise OptionError(f"slo: {slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
+    return limits
+
 
 def check_together(**options: object) -> None:
     """Raise OptionError if some of the options are given, and others not."""
@@ -39,19 +63,6 @@ def check_names(names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def slo_targets_s(slo: str) -> dict[str, float]:
-    """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
-    if slo == "none":
-        return {}
-    try:
-        limits = parse_slo(slo)
-    except OptionError as error:
-        raise OptionError(f"slo: {error}") from error
-    if len(limits) < 2:
-        raise OptionError(f"slo: {slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
-    return limits
-
-
 def check_lora(is_enabled: bool, modules: Collection[str], directory: str | None, models: Collection[str]) -> None:
     """Raise OptionError for adapters that cannot be served."""
     if not is_enabled and (modules or directory is not None):
@@ -73,6 +84,15 @@ def check_lora(is_enabled: bool, modules: Collection[str], directory: str | None
             known = ", ".join(models)
             raise OptionError(f"lora_modules: base_model_name {module.base_model_name} is not served, but {known}")
         names.add(module.name)
+
+
+def check_pin_prefix(files: Collection[str], is_scoped: bool) -> None:
+    """Raise OptionError if no request would find the pinned prefixes; is_scoped: API keys share no cached prompts."""
+    if files and is_scoped:
+        raise OptionError(
+            "pin_prefix: API keys share no cached prompts, so none would find the prefix; set shared_cache, or have "
+            "each key pin it (/v1/cache/pins)"
+        )
 
 
 def check_origins(cors_origins: Iterable[str]) -> None:

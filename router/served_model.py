@@ -32,6 +32,7 @@ from baton.router.metrics.worker_series import WorkerSeries
 from baton.router.model_info import ModelInfo, read_model_info
 from baton.router.model_options import ModelOptions
 from baton.router.output.format import OutputFormat, find_output_format
+from baton.router.pins.keeper import PinKeeper
 from baton.router.pipeline import Pipeline
 from baton.router.policy.cluster import RoutedRequest
 from baton.router.policy.cost_model import CostModel
@@ -61,6 +62,7 @@ class ServedModel:
     reporter: PoolsReporter
     plan: PlanSeries
     first_worker: FirstWorker
+    pins: PinKeeper
     catalog: AdapterCatalog | None = None  # of its adapters; None: it takes none
     adapter: Adapter | None = None  # that the requests of this view of the model use; None: the model itself
 
@@ -126,6 +128,7 @@ class ModelMaker:
         metrics.inflight.set_function(lambda: admission.num_inflight)
         limits = FailoverLimits(config.failover_attempts, config.failover_timeout_s)
         dispatcher = Dispatcher(pool, policy, limits, metrics, first_worker)
+        pipeline = Pipeline(info, tokenizer, images, pool, dispatcher, metrics, first_worker)
         return ServedModel(
             info=info,
             tokenizer=tokenizer,
@@ -135,11 +138,12 @@ class ModelMaker:
             policy=policy,
             admission=admission,
             metrics=metrics,
-            pipeline=Pipeline(info, tokenizer, images, pool, dispatcher, metrics, first_worker),
+            pipeline=pipeline,
             embedder=Embedder(pool, CostModel(targets=targets), limits, metrics),
             reporter=PoolsReporter(router_id, pool, admission, metrics, first_worker),
             plan=plan,
             first_worker=first_worker,
+            pins=PinKeeper(pool, pipeline, admission),
             catalog=self._catalog(info.name, pool, first_worker),
         )
 

@@ -27,8 +27,9 @@ class ApiKey:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and outputs
     cache_scope: str | None = None  # keys of one scope share cached prompts; None: the key shares none
+    max_pinned_fraction: float | None = None  # of a worker's KV blocks, for its pins; None: the worker's limit
     expires_s: float | None = None  # Unix time from which the key is refused
-    is_admin: bool = False  # it may load and unload adapters
+    is_admin: bool = False  # it may load and unload adapters, and clear the caches of all tenants
 
     @property
     def tenant(self) -> str:

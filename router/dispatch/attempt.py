@@ -108,6 +108,7 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         prefill_fallbacks=map(_peer, plan.prefill_fallbacks),
         resume_key=generation.resume_key(index),
         images=map(image_to_proto, generation.images),
+        num_marked_tokens=generation.num_marked_tokens,
         adapter="" if request.adapter is None else request.adapter.name,
         adapter_digest="" if request.adapter is None else request.adapter.digest,
     )
