@@ -9,6 +9,7 @@ import grpc
 
 from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
+from baton.rpc.tracing.base import Tracer
 from baton.settings.names import Role
 from baton.worker.base import NO_STORES, Stores
 from baton.worker.config import WorkerConfig
@@ -38,6 +39,7 @@ class WorkerCore:
     counters: WorkerCounters
     drain: Drain
     stores: Stores = NO_STORES
+    tracer: Tracer | None = None  # None: no spans are exported
 
     @property
     def model_name(self) -> str:
