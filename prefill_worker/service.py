@@ -38,7 +38,7 @@ from baton.worker.kv.prefix_pull import PrefixPull
 from baton.worker.kv.receives import KVReceives
 from baton.worker.kv.source import Announcements, announcements_for
 from baton.worker.reporting import WorkerCounters
-from baton.worker.request_trace import WorkerTrace, WorkerTracing
+from baton.worker.request_trace import NO_TRACING, WorkerTrace, WorkerTracing
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         drain: Drain,
         deadline_s: float,
         stores: Stores = NO_STORES,
-        tracing: WorkerTracing = WorkerTracing(),
+        tracing: WorkerTracing = NO_TRACING,
     ) -> None:
         """deadline_s: of each read of a prefix pull."""
         self._host = host

@@ -1200,6 +1200,7 @@ class TimedSpan(_message.Message):
     DURATION_S_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """queue, kv_transfer, prefill or decode"""
     worker_id: _builtins.str
@@ -1210,6 +1211,8 @@ class TimedSpan(_message.Message):
     """seconds"""
     error: _builtins.str
     """class of the error that ended it; empty: none"""
+    depth: _builtins.int
+    """number of spans that contain it at workers"""
     @_builtins.property
     def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """figures such as counts of tokens, as in the worker's spans"""
@@ -1223,10 +1226,11 @@ class TimedSpan(_message.Message):
         duration_s: _builtins.float = ...,
         attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         error: _builtins.str = ...,
+        depth: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "duration_s", b"duration_s", "error", b"error", "name", b"name", "start_s", b"start_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "depth", b"depth", "duration_s", b"duration_s", "error", b"error", "name", b"name", "start_s", b"start_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from baton.router.admission.shared_places import reserved_places
 from baton.router.auth.api_key import hidden
-from baton.router.config_checks import check_https, check_media_domains, check_origins
+from baton.router.config_checks import DEFAULT_SLO, check_https, check_media_domains, check_origins, read_targets
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
@@ -17,8 +17,8 @@ from baton.router.model_options import (
 )
 from baton.settings.names import is_loopback, is_worker_address
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
+from baton.settings.otlp_endpoint import OTLP_ENDPOINT, check_otlp_endpoint
 from baton.settings.registry_url import parse_registry_url
-from baton.settings.slo import parse_slo
 from baton.settings.values import JsonText, OptionError
 
 SECRETS = {  # environment variables
@@ -29,7 +29,6 @@ SECRETS = {  # environment variables
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
-DEFAULT_SLO = "ttft=1s,tpot=50ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +204,20 @@ class RouterConfig:
     drain_timeout_s: float = option(
         30.0, "Maximum seconds to wait for running requests at shutdown.", minimum=0, aliases=("--shutdown-timeout",)
     )
+    otlp_traces_endpoint: str | None = option(None, OTLP_ENDPOINT, aliases=("--otlp-endpoint",))
+    trace_sample_ratio: float = option(
+        1.0,
+        "Share of exported traces among requests without a traceparent; others are sampled as their parent is.",
+        minimum=0,
+        maximum=1,
+    )
+    keep_timelines: int | None = option(
+        None,
+        "Number of recent requests whose timelines the router keeps for `baton trace`. Default: 1000 with "
+        "otlp_traces_endpoint, otherwise none.",
+        minimum=0,
+        maximum=100000,
+    )
     processes: int = option(
         1,
         "Processes that share the ports and the work.",
@@ -261,12 +274,9 @@ class RouterConfig:
                 raise OptionError(f"workers: {address!r} is neither host:port, such as 127.0.0.1:7000, nor unix:/path")
         if (self.process is None) != (self.group_dir is None):
             raise OptionError("process: process and group_dir must be given together")
-        if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
-            raise OptionError("target_ttft_ms: target_ttft_ms and target_tpot_ms must be given together")
-        if self.slo is not None and self.target_ttft_ms is not None:
-            raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
+        check_otlp_endpoint(self.otlp_traces_endpoint)
         self.promised_s()
         images_per_prompt(self.limit_mm_per_prompt)
         resized_bounds(self.mm_processor_kwargs)
@@ -290,17 +300,7 @@ class RouterConfig:
 
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
-        if self.target_ttft_ms is not None and self.target_tpot_ms is not None:
-            return {"ttft": self.target_ttft_ms / 1000, "tpot": self.target_tpot_ms / 1000}
-        if self.slo == "none":
-            return {}
-        try:
-            limits = parse_slo(self.slo or DEFAULT_SLO)
-        except OptionError as error:
-            raise OptionError(f"slo: {error}") from error
-        if len(limits) < 2:
-            raise OptionError(f"slo: {self.slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
-        return limits
+        return read_targets(self.slo, self.target_ttft_ms, self.target_tpot_ms)
 
     @property
     def scheme(self) -> str:

@@ -13,8 +13,8 @@ from baton.settings.values import OptionError
 PORTS = {"http": 4318, "https": 4318, "grpc": 4317, "grpcs": 4317}
 PATH = "/v1/traces"
 OTLP_ENDPOINT = (
-    "Endpoint for traces in OTLP: http(s)://HOST:4318 for OTLP over HTTP, grpc://HOST:4317 (grpcs:// with TLS) for gRPC. "
-    "Headers and timeouts are read from OTEL_EXPORTER_OTLP_*. Default: no traces."
+    "Endpoint for traces in OTLP: http(s)://HOST:4318 for OTLP over HTTP, grpc(s)://HOST:4317 for gRPC. Headers and "
+    "timeouts are read from OTEL_EXPORTER_OTLP_*. Default: no traces."
 )
 
 

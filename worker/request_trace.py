@@ -65,6 +65,7 @@ class WorkerTrace:
         """Keep the timings of a call that `span` stands for, which count from the call's arrival."""
         for timing in timings:
             timing.start_s += span.begun_s - self.root.begun_s
+            timing.depth += 2
             self._elsewhere.append(timing)
 
     def timings(self) -> list[TimedSpan]:
@@ -90,6 +91,7 @@ class WorkerTrace:
             duration_s=span.duration_s,
             attributes={name: attribute_text(value) for name, value in span.attributes.items()},
             error=span.error or "",
+            depth=int(span is not self.root),
         )
 
 
@@ -116,3 +118,6 @@ class WorkerTracing:
         """Return the trace of a gRPC call; None if its metadata has no valid context."""
         parent = read_context({key: value for key, value in call.invocation_metadata() or () if isinstance(value, str)})
         return None if parent is None else WorkerTrace(name, parent, self.worker_id, self.tracer)
+
+
+NO_TRACING = WorkerTracing()

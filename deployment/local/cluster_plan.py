@@ -32,6 +32,7 @@ from baton.worker.memory import memory_need
 
 WORKER_HOST = "127.0.0.1"  # for KV reads over TCP
 RENDEZVOUS = "rendezvous"
+SHARED = ("drain_timeout_s", "otlp_traces_endpoint")  # options of the workers that the router has too
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 # The module that Python runs, and its first argument.
 WORKER_COMMAND = ("baton", "worker")
@@ -172,7 +173,7 @@ def plan_cluster(
         port=cluster.port,
         workers=tuple(unix_address(worker.uds) for worker in workers if worker.uds is not None),
         processes=cluster.router_processes,
-        **{name: settings.worker[name] for name in ("drain_timeout_s",) if name in settings.worker},  # type: ignore[arg-type]
+        **{name: settings.worker[name] for name in SHARED if name in settings.worker},  # type: ignore[arg-type]
         **{**_cache_secret(sockets), **settings.router},  # type: ignore[arg-type]  # checked when they were read
     )
     return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log_level=log_level)

@@ -106,17 +106,19 @@ class RouterMetrics:
         if gap_s is not None:
             self._itl.observe(gap_s / num_tokens, num_tokens)
 
-    def first_token(self, waited_s: float) -> None:
+    def first_token(self, waited_s: float, trace_id: str | None = None) -> None:
         """Record the TTFT of a completion."""
-        self._ttft.observe(waited_s)
+        self._ttft.observe(waited_s, trace_id=trace_id)
 
-    def completion_ended(self, reason: str, num_tokens: int, total_s: float, decode_s: float) -> None:
+    def completion_ended(
+        self, reason: str, num_tokens: int, total_s: float, decode_s: float, trace_id: str | None = None
+    ) -> None:
         """Record the end of a completion; `decode_s`: time from its first token to its last."""
         self._success(reason).inc()
         self._output_length.observe(num_tokens)
         if num_tokens:
             self.traffic.ended(num_tokens)
-        self._e2e.observe(total_s)
+        self._e2e.observe(total_s, trace_id=trace_id)
         if num_tokens > 1:
             self._tpot.observe(decode_s / (num_tokens - 1))
 
@@ -130,12 +132,14 @@ class RouterMetrics:
 class CompletionMeter:
     """Latencies of one completion, and its calls."""
 
-    def __init__(self, metrics: RouterMetrics, started_s: float | None = None) -> None:
-        """started_s: on the clock of `time.monotonic`; None: now."""
+    def __init__(self, metrics: RouterMetrics, started_s: float | None = None, trace_id: str | None = None) -> None:
+        """started_s: on the clock of `time.monotonic`; None: now. trace_id: for exemplars."""
         self._metrics = metrics
+        self._trace_id = trace_id
         self._started_s = time.monotonic() if started_s is None else started_s
-        self._first_s = self._last_s = 0.0
-        self._num_tokens = 0
+        self.first_s = 0.0  # on the same clock
+        self.num_tokens = 0
+        self._last_s = 0.0
         self._num_calls = self._num_invalid = 0
 
     def parts(self, parts: Iterable[OutputPart]) -> None:
@@ -149,13 +153,13 @@ class CompletionMeter:
         if not num_tokens:
             return
         now_s = time.monotonic()
-        if self._num_tokens:
+        if self.num_tokens:
             self._metrics.tokens_arrived(num_tokens, now_s - self._last_s)
         else:
-            self._first_s = now_s
-            self._metrics.first_token(now_s - self._started_s)
+            self.first_s = now_s
+            self._metrics.first_token(now_s - self._started_s, self._trace_id)
             self._metrics.tokens_arrived(num_tokens, None)
-        self._num_tokens += num_tokens
+        self.num_tokens += num_tokens
         self._last_s = now_s
 
     def ended(self, reason: str) -> None:
@@ -163,4 +167,5 @@ class CompletionMeter:
         self._metrics.calls_ended(reason, self._num_calls, self._num_invalid)
         reason = "stop" if reason == "tool_calls" else reason
         now_s = time.monotonic()
-        self._metrics.completion_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)
+        total_s, decode_s = now_s - self._started_s, self._last_s - self.first_s
+        self._metrics.completion_ended(reason, self.num_tokens, total_s, decode_s, self._trace_id)

@@ -7,6 +7,7 @@ from importlib import metadata
 import orjson
 from fastapi import Request
 from google.protobuf.message import Message
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from baton.router.http.paced_response import PacedResponse
@@ -66,6 +67,16 @@ class OperationsApi:
     async def workers(self) -> Response:
         """Return the state of the router, of every worker and of supervised processes."""
         return self._page(await self._workers.get())
+
+    async def timeline(self, request_id: str) -> Response:
+        """Return the timeline of a recent request. Raises HTTPException (404)."""
+        recording = self._service.recording
+        if recording is None or recording.timelines is None:
+            raise HTTPException(404, "this router keeps no timelines; start it with --keep-timelines 1000")
+        content = await recording.find(request_id)
+        if content is None:
+            raise HTTPException(404, "the request is unknown, still running, or older than those that are kept")
+        return self._page(content)
 
     async def pools(self, model: str | None = None) -> Response:
         """Return the router's report on the traffic and the workers of a model, for autoscalers.

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import IdGenerator, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, Decision, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -71,7 +72,7 @@ class OtelTracer:
     def is_sampled(self, trace_id: int, parent: TraceContext | None) -> bool:
         """Return whether a trace is exported: as its parent is, or by the ratio."""
         context = NO_CONTEXT if parent is None else _inside(parent, is_remote=True)
-        return self._sampler.should_sample(context, trace_id, "").decision.is_sampled()
+        return self._sampler.should_sample(context, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
 
     def export(self, recorder: SpanRecorder) -> None:
         """Queue the spans of a request that has ended."""

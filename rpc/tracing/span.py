@@ -1,7 +1,7 @@
 """Spans of one request in one process."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +11,7 @@ from baton.rpc.tracing.context import TraceContext
 Attribute = str | bool | int | float | Sequence[str]
 
 MAX_SPANS = 256  # of one request in one process; a request with many completions may have more
+NO_ATTRIBUTES: Mapping[str, Attribute] = {}
 MAX_EVENTS = 64  # of one span
 
 
@@ -28,7 +29,7 @@ class SpanEvent:
 
     name: str
     at_s: float  # monotonic clock
-    attributes: dict[str, Attribute]
+    attributes: Mapping[str, Attribute]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +48,10 @@ class Span:
     error: str | None = None  # class of the error that ended it; None: it did not fail
     reason: str = ""  # why it failed, as text without any content of the request
 
-    def event(self, name: str, at_s: float | None = None, **attributes: Attribute) -> None:
-        """Record an event; no-op once there are MAX_EVENTS."""
+    def event(self, name: str, attributes: Mapping[str, Attribute] = NO_ATTRIBUTES) -> None:
+        """Record an event that happens now; no-op once there are MAX_EVENTS."""
         if len(self.events) < MAX_EVENTS:
-            self.events.append(SpanEvent(name, time.monotonic() if at_s is None else at_s, attributes))
+            self.events.append(SpanEvent(name, time.monotonic(), attributes))
 
     def fail(self, error: str, reason: str = "") -> None:
         """Mark it as failed; the first error counts."""
