@@ -21,7 +21,7 @@ class WorkerTrace:
         self.root.attributes["baton.worker_id"] = worker_id
         self._worker_id = worker_id
         self._tracer = tracer
-        self._queue = self.recorder.begin("queue")
+        self._queue = self.recorder.begin("queue", at_s=self.root.begun_s)
         self._compute: Span | None = None  # of the prompt
         self._num_steps = 0  # that computed the prompt
         self._num_tokens = 0
