@@ -14,6 +14,8 @@ Unavailable (rpc/status.py)
 └── Draining     the router is shutting down
 Internal (rpc/status.py)
 └── RequestLost  each worker that ran the request was lost, so the request may be the cause
+NotFound (rpc/status.py)
+└── UnknownTimeline   no timeline of the request is kept
 Conflict (rpc/status.py)
 └── ResumeFailed the output of a resumed request differs from what its client received
 Cancelled (rpc/status.py)
@@ -25,7 +27,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from baton.engine.errors import InvalidRequest, QueueFull
-from baton.rpc.status import Cancelled, Conflict, Internal, Unavailable
+from baton.rpc.status import Cancelled, Conflict, Internal, NotFound, Unavailable
 
 MAX_RETRY_AFTER_S = 600
 
@@ -96,6 +98,10 @@ class Draining(Unavailable):
 
 class RequestLost(Internal):
     """Each worker that ran the request was lost. It may have ended them, so clients should not send it again."""
+
+
+class UnknownTimeline(NotFound):
+    """No timeline of the request is kept."""
 
 
 class ResumeFailed(Conflict):

@@ -7,9 +7,9 @@ from importlib import metadata
 import orjson
 from fastapi import Request
 from google.protobuf.message import Message
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from baton.router.errors import UnknownTimeline
 from baton.router.http.paced_response import PacedResponse
 from baton.router.index.prefix_index import stores_of
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
@@ -69,13 +69,13 @@ class OperationsApi:
         return self._page(await self._workers.get())
 
     async def timeline(self, request_id: str) -> Response:
-        """Return the timeline of a recent request. Raises HTTPException (404)."""
+        """Return the timeline of a recent request. Raises UnknownTimeline."""
         recording = self._service.recording
         if recording is None or recording.timelines is None:
-            raise HTTPException(404, "this router keeps no timelines; start it with --keep-timelines 1000")
+            raise UnknownTimeline("this router keeps no timelines; start it with --keep-timelines 1000")
         content = await recording.find(request_id)
         if content is None:
-            raise HTTPException(404, "the request is unknown, still running, or older than those that are kept")
+            raise UnknownTimeline("the request is unknown, still running, or older than those that are kept")
         return self._page(content)
 
     async def pools(self, model: str | None = None) -> Response:

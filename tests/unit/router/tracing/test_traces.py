@@ -58,8 +58,17 @@ async def test_one_request_is_one_trace() -> None:
     root, prefill = collector.named(ROOT), collector.named("prefill")
     assert root.parent_id == PARENT_ID
     assert (root.service, prefill.service) == ("baton-router", "baton-worker")
-    assert path(collector, collector.named("compute")) == ["compute", "prefill", "kv_transfer", "decode", "attempt", ROOT]
-    assert [path(collector, span)[1:] for span in spans if span.name in ("admission", "tokenize", "plan")] == [[ROOT]] * 3
+    assert path(collector, collector.named("compute")) == [
+        "compute",
+        "prefill",
+        "kv_transfer",
+        "decode",
+        "attempt",
+        ROOT,
+    ]
+    assert [path(collector, span)[1:] for span in spans if span.name in ("admission", "tokenize", "plan")] == [
+        [ROOT]
+    ] * 3
     assert all(root.start_ns <= span.start_ns <= span.end_ns for span in spans)
     assert not any(span.is_error for span in spans)
 
@@ -153,7 +162,9 @@ async def test_rejected_requests_have_an_error_status() -> None:
     found = [span.attributes.get("http.response.status_code", 200) for span in roots]
     assert sorted(found) == sorted(statuses)
     assert all(span.is_error is (span.attributes.get("http.response.status_code", 200) != 200) for span in roots)
-    [refused] = {span.attributes["error.type"] for span in roots if span.attributes.get("http.response.status_code") == 429}
+    [refused] = {
+        span.attributes["error.type"] for span in roots if span.attributes.get("http.response.status_code") == 429
+    }
     assert refused == "Overloaded"
     assert b"the-secret-of-the-caller" not in collector.raw
 

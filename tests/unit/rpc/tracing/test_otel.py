@@ -44,7 +44,10 @@ async def test_spans_arrive_as_they_were_recorded(collector: object, monkeypatch
     assert (int(root.trace_id, 16), int(root.span_id, 16), int(root.parent_id, 16)) == (5, 6, 4)
     assert (child_received.parent_id, int(child_received.span_id, 16)) == (root.span_id, child.context.span_id)
     assert child_received.attributes == {
-        **{"number": 1, "share": 0.5, "flag": True, "texts": ["a", "b"]},
+        "number": 1,
+        "share": 0.5,
+        "flag": True,
+        "texts": ["a", "b"],
         "error.type": "SomeError",
     }
     assert child_received.events == [("happened", {"why": "because"})]
