@@ -1,5 +1,6 @@
 """The decision which requests are recorded, and what becomes of their traces."""
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def open_recording(config: RouterConfig) -> Recording | None:
         num_timelines = 0 if config.otlp_traces_endpoint is None else DEFAULT_TIMELINES
     if config.otlp_traces_endpoint is None and not num_timelines:
         return None
-    instance = "router" if config.process is None else f"router-{config.process}"
+    instance = socket.gethostname() if config.process is None else f"{socket.gethostname()}-{config.process}"
     tracer = open_tracer(config.otlp_traces_endpoint, "baton-router", instance, config.trace_sample_ratio)
     if not num_timelines:
         return Recording(tracer, None)

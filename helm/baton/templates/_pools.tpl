@@ -85,6 +85,9 @@ strict: true
 {{- with .Values.maxStepSeconds }}
 max_step_s: {{ . }}
 {{- end }}
+{{- with .Values.tracing.endpoint }}
+otlp_traces_endpoint: {{ . | quote }}
+{{- end }}
 {{- include "baton.kvStores" . }}
 {{- include "baton.rayTLS" . }}
 engine:
