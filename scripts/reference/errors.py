@@ -43,6 +43,7 @@ CASES = (
     _field("too_many_files", "there are as many files as there may be"),
     Case(rpc.Unauthenticated(""), "the API key is missing or unknown"),
     Case(rpc.NotFound(""), "no such model"),
+    Case(router.UnknownTimeline(""), "no [timeline](../tracing.md#timelines) of the request is kept"),
     Case(files.UnknownId(""), NOT_STORED),
     Case(NotStored("", ""), NOT_STORED),
     Case(NotStored("", "", PREVIOUS_NOT_FOUND), "the response to continue is not stored"),
