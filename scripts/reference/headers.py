@@ -26,7 +26,6 @@ REQUEST: Mapping[str, str] = {
     "x-baton-timeout": "seconds from the request's arrival to its last token",
     "x-baton-resumable": "`true`: the request can be [resumed](../api.md#resuming-a-stream); needs `x-request-id`",
     "x-baton-resume": "`ID; tokens=POSITION`: continue at this position",
-    "traceparent": "W3C context of the client's [trace](../tracing.md), which the request's continues; with `tracestate`",
 }
 
 

@@ -20,6 +20,7 @@ SHOWN = {  # attributes, and how they are named
     "baton.num_bytes": "bytes",
     "baton.preemptions": "preemptions",
 }
+NOTHING = (None, "", 0, "0")  # values that are not shown
 TOTALS = {
     "gen_ai.usage.input_tokens": "prompt tokens",
     "gen_ai.usage.cache_read.input_tokens": "cached",
@@ -108,7 +109,9 @@ def _notes(span: ChartSpan) -> Iterator[str]:
     """Yield a line with a span's figures, if it has some, and one for each event and error."""
     name = f"{span.text('where')} {span.text('name')}"
     attributes = span.mapping("attributes")
-    figures = [f"{label} {_value(attributes[key])}" for key, label in SHOWN.items() if attributes.get(key)]
+    figures = [
+        f"{label} {_value(attributes[key])}" for key, label in SHOWN.items() if attributes.get(key) not in NOTHING
+    ]
     if figures:
         yield f"{name}: {', '.join(figures)}"
     if span.fields.get("error"):
