@@ -15,7 +15,7 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.cores import format_cores, parse_cores
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.engine.kv.dtype import default_kv_bytes, kv_cache_dtype
-from baton.extras import NIXL
+from baton.extras import NIXL, OPENTELEMETRY
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
 from baton.process.host_memory import HostMemory
@@ -164,6 +164,8 @@ def plan_cluster(
         workers = place_on_gpus(workers, visible_gpus().count, sized_roles)
     if any(worker.transport == "nixl" for worker in workers) and not NIXL.is_installed:
         raise OptionError(NIXL.missing("--transport nixl"))
+    if any(worker.otlp_traces_endpoint for worker in workers) and not OPENTELEMETRY.is_installed:
+        raise OptionError(OPENTELEMETRY.missing("--otlp-traces-endpoint"))
     router = RouterConfig(
         model=str(checkpoint.directory),
         tokenizer=None if checkpoint.tokenizer is None else str(checkpoint.tokenizer),

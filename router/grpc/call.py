@@ -53,7 +53,7 @@ def traced(
     try:
         yield trace
     except Exception as error:
-        trace.note_failure(error)
+        trace.note_failure(error, status_of(error).code.name)
         raise
     except BaseException:
         trace.note_client_gone()

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import TimedSpan
 from baton.router.errors import KeyLimitReached
-from baton.rpc.status import DeadlineExceeded, Unavailable, status_of
+from baton.rpc.status import DeadlineExceeded, Unavailable
 from baton.rpc.tracing.context import TraceContext
 from baton.rpc.tracing.span import Span, SpanRecorder
 
+HTTP_STATUS, GRPC_STATUS = "http.response.status_code", "rpc.response.status_code"
 CHAT, TEXT_COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"  # gen_ai.operation.name
 
 
@@ -92,14 +93,11 @@ class RequestTrace:
             for name in ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token"):
                 self.root.attributes.setdefault(name, waited_s)
 
-    def note_failure(self, error: BaseException, status: int | None = None) -> None:
-        """Record the error that ends the request. `status`: of the HTTP response."""
+    def note_failure(self, error: Exception, status: int | str | None = None) -> None:
+        """Record the error that ends the request. `status`: of the HTTP response, or the name of a gRPC code."""
         self.root.fail(type(error).__name__, reason_of(error))
-        code = status_of(error).code.name if isinstance(error, Exception) else "CANCELLED"
-        if status is None:
-            self.root.attributes["rpc.response.status_code"] = code
-        else:
-            self.root.attributes["http.response.status_code"] = status
+        if status is not None:
+            self.root.attributes[HTTP_STATUS if isinstance(status, int) else GRPC_STATUS] = status
 
     def note_client_gone(self) -> None:
         """Record that the client has disconnected or cancelled the request."""

@@ -8,20 +8,27 @@ import orjson
 from baton.router.tracing.request_trace import RequestTrace, WorkerTiming
 from baton.rpc.tracing.span import Span
 
+MAX_BYTES = 64 << 20  # of all timelines; one of many completions takes some 100 KB
+
 
 class Timelines:
     """The timelines of the last requests that ended, by id, as JSON: objects would burden the garbage collector."""
 
-    def __init__(self, max_requests: int) -> None:
+    def __init__(self, max_requests: int, max_bytes: int = MAX_BYTES) -> None:
         self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._by_id: OrderedDict[str, bytes] = OrderedDict()
 
     def keep(self, trace: RequestTrace) -> None:
-        """Keep the timeline of a request that ended, and drop the oldest if there are too many."""
-        self._by_id.pop(trace.request_id, None)  # clients may repeat ids; the last request counts
-        self._by_id[trace.request_id] = orjson.dumps(_timeline(trace))
-        if len(self._by_id) > self._max_requests:
-            self._by_id.popitem(last=False)
+        """Keep the timeline of a request that ended, and drop the oldest ones if there are too many."""
+        self._num_bytes -= len(
+            self._by_id.pop(trace.request_id, b"")
+        )  # clients may repeat ids; the last request counts
+        timeline = self._by_id[trace.request_id] = orjson.dumps(_timeline(trace))
+        self._num_bytes += len(timeline)
+        while len(self._by_id) > self._max_requests or self._num_bytes > self._max_bytes:
+            self._num_bytes -= len(self._by_id.popitem(last=False)[1])
 
     def find(self, request_id: str) -> bytes | None:
         """Return a timeline; None if the request is unknown, has not ended or was dropped."""

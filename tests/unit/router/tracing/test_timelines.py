@@ -57,6 +57,20 @@ async def test_a_router_keeps_the_last_timelines() -> None:
     assert statuses == [404, 200, 200]
 
 
+def test_timelines_are_bounded_in_bytes() -> None:
+    names = [f"request-{number}" for number in range(10)]
+    roomy, tight = Timelines(10), Timelines(10, max_bytes=1200)
+    for name in names:
+        roomy.keep(ended(name))
+        tight.keep(ended(name))
+    assert all(map(roomy.find, names))
+    kept = [timeline for timeline in map(tight.find, names) if timeline is not None]
+    assert kept
+    assert sum(map(len, kept)) <= 1200
+    assert tight.find(names[-1])
+    assert not tight.find(names[0])
+
+
 async def test_a_router_without_timelines_names_the_option() -> None:
     async with traced_cluster(None, "both") as cluster:
         await complete(cluster, {"x-request-id": "one"})

@@ -7,9 +7,13 @@ from dataclasses import replace
 import grpc
 import httpx
 
+from baton.protos.open_inference_pb2 import ModelInferRequest
+from baton.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from baton.protos.router_pb2 import GenerateRequest
 from baton.protos.router_pb2_grpc import InferenceStub
 from tests.otlp_collector import CollectedSpan, Collector, grpc_collector, http_collector
+from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker
+from tests.unit.router.rigs.running_router import running_router
 from tests.unit.router.tracing.traced_cluster import PROMPT, SPEC, TracedCluster, traced_cluster
 
 ROOT = "text_completion bundled_model"
@@ -167,6 +171,59 @@ async def test_rejected_requests_have_an_error_status() -> None:
     }
     assert refused == "Overloaded"
     assert b"the-secret-of-the-caller" not in collector.raw
+
+
+async def test_each_completion_and_each_prompt_has_its_own_attempt() -> None:
+    async with grpc_collector() as collector:
+        async with traced_cluster(collector.endpoint, "both") as cluster:
+            response = await complete(cluster, prompt=[PROMPT, "Another prompt."], n=2, max_tokens=3, temperature=1)
+            assert len(response.json()["choices"]) == 4
+        await collector.until(has(ROOT))
+    root = collector.named(ROOT)
+    attempts = [span for span in collector.spans if span.name == "attempt"]
+    assert sorted(span.attributes["baton.completion"] for span in attempts) == [0, 0, 1, 1]
+    assert {span.parent_id for span in attempts} == {root.span_id}
+    assert root.attributes["gen_ai.response.finish_reasons"] == ["length"] * 4
+    assert root.attributes["gen_ai.usage.output_tokens"] == 12
+    assert root.attributes["gen_ai.request.choice.count"] == 2
+    assert root.attributes["gen_ai.usage.input_tokens"] == response.json()["usage"]["prompt_tokens"]
+    assert sum(span.name == "tokenize" for span in collector.spans) == 2
+    assert sum(span.name == "decode" for span in collector.spans) == 4
+
+
+async def test_every_api_that_generates_is_traced() -> None:
+    chat = {"model": "bundled_model", "messages": [{"role": "user", "content": "A question."}], "max_tokens": 3}
+    response = {"model": "bundled_model", "input": "A question.", "max_output_tokens": 3}
+    async with grpc_collector() as collector:
+        async with traced_cluster(collector.endpoint, "both") as cluster:
+            http = cluster.router.http
+            for path, body in (("chat/completions", chat), ("messages", chat), ("responses", response)):
+                assert (await http.post(f"/v1/{path}", json=body)).status_code == 200, path
+            generate = {"text_input": "A prompt.", "parameters": {"max_tokens": 3}}
+            assert (await http.post("/v2/models/bundled_model/generate", json=generate)).status_code == 200
+            async with grpc.aio.insecure_channel(cluster.router.grpc_address) as channel:
+                infer = ModelInferRequest(model_name="bundled_model")
+                infer.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(
+                    b"A prompt."
+                )
+                await GRPCInferenceServiceStub(channel).ModelInfer(infer)
+            assert (await http.post("/tokenize", json={"prompt": "A prompt."})).status_code == 200
+        await collector.until(lambda spans: sum(span.name == "decode" for span in spans) == 5)
+    roots = sorted(span.name for span in collector.spans if not span.parent_id)
+    assert roots == ["chat bundled_model"] * 3 + [ROOT] * 2
+    assert len({span.trace_id for span in collector.spans}) == 5
+
+
+async def test_embeddings_are_traced_at_the_router() -> None:
+    async with grpc_collector() as collector:
+        async with running_router(EmbeddingWorker(), otlp_traces_endpoint=collector.endpoint) as router:
+            body = {"model": "bundled_model", "input": ["One.", "Two."]}
+            response = await router.http.post("/v1/embeddings", json=body)
+            assert response.status_code == 200, response.text
+        await collector.until(has("embeddings bundled_model"))
+    root = collector.named("embeddings bundled_model")
+    assert root.attributes["gen_ai.usage.input_tokens"] == response.json()["usage"]["prompt_tokens"]
+    assert {span.name for span in collector.spans if span.parent_id == root.span_id} == {"admission", "embed"}
 
 
 async def test_grpc_calls_carry_the_context_in_metadata() -> None:
