@@ -228,11 +228,7 @@ class Pipeline:
         context = generation.request.context
         # As in vLLM, the wait for admission counts, but not that of a batch, which may take hours.
         trace = context.trace
-        meter = CompletionMeter(
-            self._metrics,
-            None if context.is_deferred else context.arrived_s,
-            None if trace is None else trace.exemplar,
-        )
+        meter = CompletionMeter(self._metrics, None if context.is_deferred else context.arrived_s, trace)
         reason = "abort"
         is_prompt_counted = index > 0  # the first completion counts the prompt
         try:
@@ -257,8 +253,6 @@ class Pipeline:
             raise
         finally:
             meter.ended(reason)
-            if trace is not None:
-                trace.note_completion(reason, meter.num_tokens, meter.first_s)
 
     def _fit(self, num_prompt_tokens: int, request: GenerationRequest) -> int:
         """Return the maximum tokens to generate. Raises InvalidRequest if prompt and output exceed the context."""

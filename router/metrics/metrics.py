@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 from baton.router.metrics.histogram import LoopHistogram
 from baton.router.metrics.traffic import Traffic
 from baton.router.parsing.base import CallEnd, CallStart, OutputPart
+from baton.router.tracing.request_trace import RequestTrace
 
 PREFIX = "baton:"
 
@@ -132,14 +133,16 @@ class RouterMetrics:
 class CompletionMeter:
     """Latencies of one completion, and its calls."""
 
-    def __init__(self, metrics: RouterMetrics, started_s: float | None = None, trace_id: str | None = None) -> None:
-        """started_s: on the clock of `time.monotonic`; None: now. trace_id: for exemplars."""
+    def __init__(
+        self, metrics: RouterMetrics, started_s: float | None = None, trace: RequestTrace | None = None
+    ) -> None:
+        """started_s: on the clock of `time.monotonic`; None: now. trace: of the request, for exemplars; None: none."""
         self._metrics = metrics
-        self._trace_id = trace_id
+        self._trace = trace
+        self._trace_id = None if trace is None else trace.exemplar
         self._started_s = time.monotonic() if started_s is None else started_s
-        self.first_s = 0.0  # on the same clock
-        self.num_tokens = 0
-        self._last_s = 0.0
+        self._first_s = self._last_s = 0.0
+        self._num_tokens = 0
         self._num_calls = self._num_invalid = 0
 
     def parts(self, parts: Iterable[OutputPart]) -> None:
@@ -153,19 +156,21 @@ class CompletionMeter:
         if not num_tokens:
             return
         now_s = time.monotonic()
-        if self.num_tokens:
+        if self._num_tokens:
             self._metrics.tokens_arrived(num_tokens, now_s - self._last_s)
         else:
-            self.first_s = now_s
+            self._first_s = now_s
             self._metrics.first_token(now_s - self._started_s, self._trace_id)
             self._metrics.tokens_arrived(num_tokens, None)
-        self.num_tokens += num_tokens
+        self._num_tokens += num_tokens
         self._last_s = now_s
 
     def ended(self, reason: str) -> None:
         """Record the end of the completion. Calls of tools end it as the model's own end does, as in vLLM's metrics."""
+        if self._trace is not None:
+            self._trace.note_completion(reason, self._num_tokens, self._first_s)
         self._metrics.calls_ended(reason, self._num_calls, self._num_invalid)
         reason = "stop" if reason == "tool_calls" else reason
         now_s = time.monotonic()
-        total_s, decode_s = now_s - self._started_s, self._last_s - self.first_s
-        self._metrics.completion_ended(reason, self.num_tokens, total_s, decode_s, self._trace_id)
+        total_s, decode_s = now_s - self._started_s, self._last_s - self._first_s
+        self._metrics.completion_ended(reason, self._num_tokens, total_s, decode_s, self._trace_id)
