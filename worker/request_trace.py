@@ -1,5 +1,6 @@
 """Spans of one request at a worker, made from the times of its steps; the engine knows nothing of them."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ class WorkerTrace:
         self._compute: Span | None = None  # of the prompt
         self._num_steps = 0  # that computed the prompt
         self._num_tokens = 0
+        self._first_s = 0.0  # time of the first token
         self._elsewhere: list[TimedSpan] = []  # timings from other workers
 
     def admitted(self, at_s: float) -> None:
@@ -51,6 +53,7 @@ class WorkerTrace:
         """Record new output tokens. The prompt is computed."""
         if not self._num_tokens:
             self.root.event("first_token")
+            self._first_s = time.monotonic()
             if self._compute is not None:
                 self._compute.end()
         self._num_tokens += num_tokens
@@ -75,11 +78,14 @@ class WorkerTrace:
 
     def end(self) -> None:
         """End all spans, and export them if the trace is sampled."""
-        queue_s = self._queue.duration_s
-        self.root.attributes.setdefault("gen_ai.latency.time_in_queue", queue_s)
-        if self._num_tokens:
-            self.root.attributes["gen_ai.usage.output_tokens"] = self._num_tokens
         self.recorder.end()
+        attributes, ended_s = self.root.attributes, self.root.begun_s + self.root.duration_s
+        attributes["gen_ai.latency.time_in_queue"] = self._queue.duration_s
+        if self._compute is not None:
+            attributes["gen_ai.latency.time_in_model_prefill"] = self._compute.duration_s
+        if self._num_tokens:
+            attributes["gen_ai.usage.output_tokens"] = self._num_tokens
+            attributes["gen_ai.latency.time_in_model_decode"] = ended_s - self._first_s
         if self._tracer is not None and self.root.context.is_sampled:
             self._tracer.export(self.recorder)
 

@@ -50,7 +50,6 @@ class RequestTrace:
         }
         self._admission: Span | None = None
         self._finish_reasons: list[str] = []
-        self._num_output_tokens = 0
 
     @property
     def exemplar(self) -> str | None:

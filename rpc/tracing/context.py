@@ -9,6 +9,9 @@ TRACEPARENT, TRACESTATE = "traceparent", "tracestate"  # headers, and keys of gR
 FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 SAMPLED = 1
 MAX_STATE_CHARS = 512  # that a tracing system must propagate
+KEY = r"(?:[a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13})"
+VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+STATE = re.compile(rf"{KEY}={VALUE}(?:[ \t]*,[ \t]*{KEY}={VALUE}){{0,31}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,8 @@ def parse_context(traceparent: str, tracestate: str = "") -> TraceContext | None
     trace_id, span_id = int(match[2], 16), int(match[3], 16)
     if not trace_id or not span_id:
         return None
-    is_short = len(tracestate) <= MAX_STATE_CHARS and tracestate.isascii() and tracestate.isprintable()
-    return TraceContext(trace_id, span_id, bool(int(match[4], 16) & SAMPLED), tracestate if is_short else "")
+    is_valid = len(tracestate) <= MAX_STATE_CHARS and STATE.fullmatch(tracestate)
+    return TraceContext(trace_id, span_id, bool(int(match[4], 16) & SAMPLED), tracestate if is_valid else "")
 
 
 def read_context(headers: Mapping[str, str]) -> TraceContext | None:

@@ -1,6 +1,7 @@
 """W3C trace contexts in headers."""
 
 import pytest
+from opentelemetry.trace import TraceState
 
 from baton.rpc.tracing.context import TraceContext, parse_context, read_context
 
@@ -50,8 +51,20 @@ def test_later_versions_may_have_more_fields() -> None:
     assert context.trace_id == TRACE_ID
 
 
-@pytest.mark.parametrize("state", ["a=" + "x" * 600, "a=\n", "a=é"])
-def test_a_state_that_cannot_be_passed_on_is_left_out(state: str) -> None:
+@pytest.mark.parametrize(
+    "state",
+    ["a=" + "x" * 600, "a=\n", "a=é", "no pair", "a", "A=1", "a=1;b=2,=", "a=1,", "a=b=c", ",".join(["a=1"] * 33)],
+)
+def test_a_state_that_is_malformed_is_left_out(state: str) -> None:
     context = parse_context(HEADER, state)
     assert context is not None
     assert context.state == ""
+
+
+@pytest.mark.parametrize("state", ["a=1", "tenant@system=value with spaces,b-2/*=~!", "a=1 ,\tb=2"])
+def test_a_valid_state_is_what_the_sdk_reads_too(state: str, caplog: pytest.LogCaptureFixture) -> None:
+    context = parse_context(HEADER, state)
+    assert context is not None
+    assert context.state == state
+    assert len(TraceState.from_header([state])) == state.count(",") + 1
+    assert not caplog.records
