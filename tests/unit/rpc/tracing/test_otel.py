@@ -13,7 +13,6 @@ from baton.rpc.tracing.factory import open_tracer
 from baton.rpc.tracing.span import MAX_EVENTS, MAX_SPANS, SpanKind, SpanRecorder
 from tests.otlp_collector import grpc_collector, http_collector, silent_collector
 
-
 EXPORT_S = 9.0  # less than the time after which an exporter gives up; nothing may wait for it
 
 
