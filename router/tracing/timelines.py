@@ -1,14 +1,51 @@
 """Timelines of recent requests, for `baton trace`."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import orjson
+from typing_extensions import TypedDict
 
 from baton.router.tracing.request_trace import RequestTrace, WorkerTiming
-from baton.rpc.tracing.span import Span
+from baton.rpc.tracing.span import Attribute, Span
 
 MAX_BYTES = 64 << 20  # of all timelines; one of many completions takes some 100 KB
+
+
+class TimelineEvent(TypedDict):
+    """Something that happened at one moment of a span."""
+
+    name: str
+    at_s: float  # since the request's begin, as in all fields
+    attributes: Mapping[str, Attribute]
+
+
+class TimelineSpan(TypedDict):
+    """A period of a request."""
+
+    name: str
+    where: str  # router, or the id of a worker
+    depth: int  # number of spans that contain it
+    start_s: float
+    duration_s: float
+    attributes: Mapping[str, Attribute]
+    events: list[TimelineEvent]
+    error: str | None  # class of the error that ended it
+    reason: str
+
+
+class Timeline(TypedDict):
+    """Response of `/timelines/{request_id}`."""
+
+    request_id: str
+    trace_id: str
+    sampled: bool
+    model: str  # empty: the request named none that is served
+    begun_at: float  # seconds since 1970
+    duration_s: float
+    attributes: Mapping[str, Attribute]
+    spans: list[TimelineSpan]
+    dropped_spans: int
 
 
 class Timelines:
@@ -35,7 +72,7 @@ class Timelines:
         return self._by_id.get(request_id)
 
 
-def _timeline(trace: RequestTrace) -> dict[str, object]:
+def _timeline(trace: RequestTrace) -> Timeline:
     root = trace.root
     return {
         "request_id": trace.request_id,
@@ -50,7 +87,7 @@ def _timeline(trace: RequestTrace) -> dict[str, object]:
     }
 
 
-def _spans(trace: RequestTrace) -> Iterator[dict[str, object]]:
+def _spans(trace: RequestTrace) -> Iterator[TimelineSpan]:
     """Yield the spans in the order of their begins, those of workers below their attempt."""
     timings: dict[int, list[WorkerTiming]] = {}
     for each in trace.worker_timings:
@@ -61,8 +98,8 @@ def _spans(trace: RequestTrace) -> Iterator[dict[str, object]]:
             yield _workers(timing, trace.root)
 
 
-def _own(span: Span, root: Span) -> dict[str, object]:
-    events = [
+def _own(span: Span, root: Span) -> TimelineSpan:
+    events: list[TimelineEvent] = [
         {"name": event.name, "at_s": event.at_s - root.begun_s, "attributes": event.attributes} for event in span.events
     ]
     return {
@@ -78,7 +115,7 @@ def _own(span: Span, root: Span) -> dict[str, object]:
     }
 
 
-def _workers(each: WorkerTiming, root: Span) -> dict[str, object]:
+def _workers(each: WorkerTiming, root: Span) -> TimelineSpan:
     """Return a worker's span. Its clock is not the router's: it counts from the attempt's begin at the router."""
     timing = each.timing
     return {
