@@ -1,5 +1,6 @@
 """The decision which requests are recorded, and what becomes of their traces."""
 
+import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from baton.rpc.tracing.base import Tracer
 from baton.rpc.tracing.context import TraceContext, new_span_id, new_trace_id, read_context
 from baton.rpc.tracing.factory import open_tracer
 from baton.settings.names import is_name
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_TIMELINES = 1000
 
@@ -40,7 +43,13 @@ class Recording:
         return RequestTrace(operation, request_id, context, parent)
 
     def end(self, trace: RequestTrace) -> None:
-        """Export the trace of a request that has ended, and keep its timeline."""
+        """Export the trace of a request that has ended, and keep its timeline. Logs its own errors."""
+        try:
+            self._end(trace)
+        except Exception:  # the request has its response
+            logger.exception("the trace of %s is lost", trace.request_id)
+
+    def _end(self, trace: RequestTrace) -> None:
         trace.close()
         if self.tracer is not None and trace.root.context.is_sampled:
             self.tracer.export(trace.recorder)

@@ -1,6 +1,7 @@
 """Export of spans by OpenTelemetry's SDK, in OTLP. Only `factory.py` imports it, since the SDK is optional."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping
 
@@ -27,6 +28,8 @@ from baton.rpc.tracing.context import TraceContext
 from baton.rpc.tracing.span import Span, SpanRecorder
 from baton.rpc.tracing.span import SpanKind as Kind
 from baton.settings.otlp_endpoint import OtlpEndpoint
+
+logger = logging.getLogger(__name__)
 
 KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CLIENT: SpanKind.CLIENT}
 NO_CONTEXT = Context()
@@ -75,9 +78,12 @@ class OtelTracer:
         return self._sampler.should_sample(context, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
 
     def export(self, recorder: SpanRecorder) -> None:
-        """Queue the spans of a request that has ended."""
-        for span in recorder.spans:
-            self._export(span, recorder)
+        """Queue the spans of a request that has ended. Logs its own errors: the request has its response."""
+        try:
+            for span in recorder.spans:
+                self._export(span, recorder)
+        except Exception:
+            logger.exception("spans of the trace %032x are lost", recorder.root.context.trace_id)
 
     async def close(self) -> None:
         """Export what is queued. A thread that the exporter blocks for longer ends with the process."""
