@@ -26,7 +26,10 @@ class OptionalPackage:
         """
         if self.module in sys.modules:
             return sys.modules[self.module] is not None
-        spec = find_spec(self.module)
+        try:
+            spec = find_spec(self.module)
+        except ModuleNotFoundError:  # of a parent package
+            return False
         return spec is not None and spec.origin is not None
 
     @property
@@ -57,4 +60,11 @@ XGRAMMAR = OptionalPackage("xgrammar", "xgrammar", "grammar", "structured output
 PILLOW = OptionalPackage("PIL", "pillow", "images", "images in prompts")
 OBSTORE = OptionalPackage("obstore", "obstore", "s3", "KV blocks in S3")
 CRYPTOGRAPHY = OptionalPackage("cryptography", "cryptography", "encryption", "encrypted KV blocks in stores")
-OPTIONAL_PACKAGES = (NIXL, RAY, VALKEY, KUBERNETES, FLASHINFER, XGRAMMAR, PILLOW, OBSTORE, CRYPTOGRAPHY)
+OPENTELEMETRY = OptionalPackage(
+    *("opentelemetry.exporter.otlp.proto.http", "opentelemetry-exporter-otlp-proto-http", "tracing"),
+    "traces by OpenTelemetry",
+)
+OPTIONAL_PACKAGES = (
+    *(NIXL, RAY, VALKEY, KUBERNETES, FLASHINFER, XGRAMMAR, PILLOW, OBSTORE, CRYPTOGRAPHY),
+    OPENTELEMETRY,
+)

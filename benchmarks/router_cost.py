@@ -1,6 +1,6 @@
 """Cost of one router process: CPU per request, and added latency.
 
-    python -m benchmarks.router_cost [--json FILE] [--repeats N] [--rate R]
+    python -m benchmarks.router_cost [--json FILE] [--repeats N] [--rate R] [--router-flag FLAG]
 
 A real router (`python -m baton.router`) serves chat requests of 8 output tokens over loopback HTTP, in front of a
 worker without a model that generates a token every 10 ms (`benchmarks/step_worker.py`). CPU is the process's time from
@@ -158,8 +158,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched() -> AsyncIterator[Bench]:
-    """Start a worker and a router."""
+async def benched(flags: Sequence[str]) -> AsyncIterator[Bench]:
+    """Start a worker and a router with further flags."""
     worker = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.step_worker", stdin=PIPE, stdout=PIPE, limit=1 << 26
     )
@@ -168,7 +168,7 @@ async def benched() -> AsyncIterator[Bench]:
     port = free_port()
     router = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton.router", "--model", str(files("baton") / "bundled_model"), "--port", str(port),
-        "--workers", address, "--log-level", "warning",
+        "--workers", address, "--log-level", "warning", *flags,
     )  # fmt: skip
     try:
         await wait_ready(f"http://127.0.0.1:{port}", router)
@@ -180,11 +180,11 @@ async def benched() -> AsyncIterator[Bench]:
             await process.wait()
 
 
-async def measure(repeats: int, rate: float, seconds: float) -> Report:
+async def measure(repeats: int, rate: float, seconds: float, flags: Sequence[str]) -> Report:
     """Measure all cells, interleaved."""
     samples = {cell: Samples() for cell in CELLS}
     seeds = count(1)
-    async with benched() as bench:
+    async with benched(flags) as bench:
         for repeat in range(-1, repeats):  # the first is a warmup
             for cell in CELLS:
                 found = samples[cell] if repeat >= 0 else Samples()
@@ -209,10 +209,11 @@ async def measure(repeats: int, rate: float, seconds: float) -> Report:
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--rate", default=100.0, show_default=True, help="Requests per second with 3 KB; longer ones are rarer.")
 @click.option("--seconds", default=4.0, show_default=True, help="Seconds of one run.")
-def main(path: Path | None, repeats: int, rate: float, seconds: float) -> None:
+@click.option("--router-flag", "flags", multiple=True, help="Further flag of the router, such as --keep-timelines=9.")
+def main(path: Path | None, repeats: int, rate: float, seconds: float, flags: tuple[str, ...]) -> None:
     """Measure a separate router process."""
     gc.disable()  # a collection would distort the router's times
-    report = uvloop.run(measure(repeats, rate, seconds))
+    report = uvloop.run(measure(repeats, rate, seconds, flags))
     report.show()
     if path is not None:
         report.write(path)

@@ -13,6 +13,7 @@ from baton.engine.scheduling.schedule import Received
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.requests import image_from_proto, image_to_proto, logprobs_to_proto, sampling_from_proto
 from baton.worker.base import StoredKV
+from baton.worker.request_trace import WorkerTrace
 
 ENGINE_IDS = "decode/"  # prefix of this service's request ids in the engine, which other services may share
 FINISH_REASONS = {
@@ -44,6 +45,7 @@ class DecodeRequest:
     stored: StoredKV | None = None  # that stores below the pool have of its tokens
     is_served_by_sent: bool = field(default=False)  # the current `served_by` went out with a token
     recalled: worker_pb2.RecalledOutput | None = None  # its output so far; None: the request is not resumable
+    trace: WorkerTrace | None = None  # None: the router records no times of it
 
     @property
     def name(self) -> RequestName:
@@ -173,6 +175,7 @@ class DecodeRequest:
                 finish_reason=common_pb2.FINISH_REASON_ERROR,
                 error=common_pb2.RequestError(code=code, message=message),
                 served_by=self.served_by,
+                timings=() if self.trace is None else self.trace.timings(),
             )
         )
 
@@ -183,14 +186,30 @@ class DecodeRequest:
                 request_id=self.command.request_id,
                 finish_reason=common_pb2.FINISH_REASON_HANDED_OFF,
                 served_by=self.served_by,
+                timings=() if self.trace is None else self.trace.timings(),
             )
         )
 
     def _send_output(self, delta: worker_pb2.RequestDelta) -> None:
+        if self.trace is not None:
+            self._record(self.trace, delta)
         if self.recalled is not None:
             self.recalled.token_ids.extend(delta.token_ids)
             self.recalled.finish_reason = delta.finish_reason
         self.session.add(delta)
+
+    def _record(self, trace: WorkerTrace, delta: worker_pb2.RequestDelta) -> None:
+        """Record a delta with output; the last one has the timings."""
+        if delta.token_ids:
+            trace.note_tokens(len(delta.token_ids))
+        if delta.finish_reason:
+            reason = common_pb2.FinishReason.Name(delta.finish_reason).removeprefix("FINISH_REASON_").lower()
+            trace.root.attributes |= {
+                "gen_ai.response.finish_reasons": (reason,),
+                "baton.cached_tokens": self.request.num_cached_tokens,
+                "baton.preemptions": self.request.num_preemptions,
+            }
+            delta.timings.extend(trace.timings())
 
 
 def _recalled(command: worker_pb2.GenerateCommand) -> worker_pb2.RecalledOutput:

@@ -23,6 +23,7 @@ from baton.kvtransfer.errors import PeerRefused, TransferDeadline
 from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, next_event
 from baton.rpc.requests import logprobs_from_proto
+from baton.rpc.tracing.span import Attribute
 from baton.worker.base import Host, KVReceive
 from baton.worker.kv.origins import ReceivedOrigins
 
@@ -95,6 +96,7 @@ class Progress:
     num_prompt_logprobs: int
 
 
+Metadata = tuple[tuple[str, str], ...]
 PrefillCall = grpc.aio.UnaryStreamCall[worker_pb2.PrefillRequest, worker_pb2.PrefillEvent]
 
 
@@ -163,12 +165,25 @@ class Handover:
         """Bytes of the blocks that this handover brought."""
         return (self.num_blocks - self._num_known_blocks) * self._host.block_bytes
 
-    async def run(self, channels: Channels, address: str, message: worker_pb2.PrefillRequest) -> None:
+    def attributes(self) -> dict[str, Attribute]:
+        """Return the figures for a span."""
+        return {
+            "baton.transport": self.peer_transport,
+            "baton.num_bytes": self.num_bytes,
+            "baton.num_blocks": self.num_blocks - self._num_known_blocks,
+            "baton.transfer_s": self.times.transfer_s,
+            "baton.exposed_transfer_s": self.times.exposed_transfer_s,
+            "baton.handover_s": self.times.handover_s,
+        }
+
+    async def run(
+        self, channels: Channels, address: str, message: worker_pb2.PrefillRequest, metadata: Metadata = ()
+    ) -> None:
         """Return when all blocks are received and checked.
 
         Raises AioRpcError or TransferError; `received` then has what arrived before.
         """
-        call: PrefillCall = worker_pb2_grpc.PrefillStub(channels.get(address)).Prefill(message)
+        call: PrefillCall = worker_pb2_grpc.PrefillStub(channels.get(address)).Prefill(message, metadata=metadata)
         tasks = [asyncio.create_task(each) for each in (self._listen(call), self._pull())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 import grpc
 
 from baton.decode_worker.decode_request import DecodeRequest, PrefillWorkers
-from baton.decode_worker.handover import Handover, HandoverLimits
+from baton.decode_worker.handover import Handover, HandoverLimits, Metadata
 from baton.engine.request import FinishRule
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import ChecksumMismatch, TransferError
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.peers import Channels
+from baton.rpc.tracing.span import Span
 from baton.worker.base import Host
 from baton.worker.reporting import WorkerCounters
 
@@ -36,26 +37,39 @@ class HandoverReporter:
         self._end = end
         self._peer = entry.command.prefill
         self._handovers: list[Handover] = []
+        self._span: Span | None = None  # of the last handover
 
     @contextmanager
-    def from_peer(self, peer: worker_pb2.PeerWorker, handover: Handover) -> Iterator[None]:
-        """Count one handover and its bytes. A failure is logged and counted; the bytes before it count too."""
+    def from_peer(self, peer: worker_pb2.PeerWorker, handover: Handover) -> Iterator[Metadata]:
+        """Count one handover and its bytes. A failure is logged and counted; the bytes before it count too.
+
+        Yields the metadata of its call.
+        """
         self._peer = peer
         self._handovers.append(handover)
+        trace = self.entry.trace
+        span = self._span = None if trace is None else trace.begin_transfer(peer.worker_id)
         try:
-            yield
+            yield () if span is None else span.context.metadata()
             self._counters.handovers += 1
         except Exception as error:
             self._log(error)
+            if span is not None:
+                span.fail(type(error).__name__, str(error) if isinstance(error, TransferError) else "")
             self._counters.handover_failures += 1
             self._counters.checksum_failures += isinstance(error, ChecksumMismatch)
             raise
         finally:
             self._counters.handover_bytes += handover.num_bytes
             self._counters.reads.note(handover.num_bytes, handover.times.transfer_s)
+            if span is not None:
+                span.attributes |= handover.attributes()
+                span.end()
 
     def on_first_token(self, first: worker_pb2.FirstToken) -> None:
         """Send the token to the router. If it ends the request, the rest of the KV is not needed."""
+        if self.entry.trace is not None and self._span is not None:
+            self.entry.trace.note_elsewhere(self._span, first.timings)
         served_by = self.entry.served_by
         served_by.prefill_worker = self._peer.worker_id
         served_by.kv_transport = self._handovers[-1].peer_transport
@@ -150,5 +164,5 @@ class RemotePrefill:
         message = entry.prefill_request(
             peer, self._host.fingerprint, self._host.ranks.size, handover.received.num_tokens
         )
-        with self._incoming.from_peer(peer, handover):
-            await handover.run(self._channels, peer.address, message)
+        with self._incoming.from_peer(peer, handover) as metadata:
+            await handover.run(self._channels, peer.address, message, metadata)

@@ -53,6 +53,8 @@ class RequestTable:
 
     def fail(self, entry: DecodeRequest, error: BaseException) -> None:
         """End a request with an error, unless it has already ended."""
+        if entry.trace is not None:
+            entry.trace.root.fail(type(error).__name__)
         if self.end(entry):
             entry.say_error(code_number(error), str(error))
 
@@ -66,6 +68,9 @@ class RequestTable:
                 del self._by_resume_key[entry.recalled.resume_key]
             self._remembered.keep(entry.recalled)
         self._drain.leave()
+        if entry.trace is not None:
+            entry.trace.root.attributes.setdefault("gen_ai.response.finish_reasons", ("abort",))
+            entry.trace.end()
         return True
 
     def find(self, request_id: RequestId) -> DecodeRequest | None:
@@ -114,6 +119,8 @@ class RequestTable:
     def hand_off(self) -> None:
         """Hand off every request: routers continue them on other workers, with the output so far."""
         for entry in list(self._requests.values()):
+            if entry.trace is not None:
+                entry.trace.root.event("handed_off")
             self.abort(entry)
             self._drain.handed_off.add(entry.command.request_id, entry.session.session_id)
             entry.say_handed_off()
@@ -122,6 +129,8 @@ class RequestTable:
         """Send a step's outputs to the routers, and end the requests that it finished."""
         for output in step.outputs:
             entry = self.find(output.request_id)
+            if entry is not None and entry.trace is not None:
+                entry.trace.note_step(step, output)
             if entry is not None and output.error is not None:
                 self.fail(entry, output.error)
                 if entry.handover is not None:

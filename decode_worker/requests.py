@@ -33,11 +33,13 @@ from baton.engine.outputs import StepOutput
 from baton.engine.scheduling.schedule import Received
 from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
+from baton.rpc.tracing.base import Tracer
 from baton.worker.base import NO_STORES, Host, StoredKV, Stores
 from baton.worker.drain import Drain
 from baton.worker.kv.prefix_pull import PrefixPull
 from baton.worker.kv.receives import KVReceives
 from baton.worker.reporting import WorkerCounters
+from baton.worker.request_trace import WorkerTracing
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +58,14 @@ class DecodeRequests:
         takes_handovers: bool = True,
         orphan_timeout_s: float = 0.0,
         stores: Stores = NO_STORES,
+        tracer: Tracer | None = None,
     ) -> None:
         """Serve requests with the engine of `host`.
 
         limits: of handovers; `read_s` also limits each read of a prefix pull.
         takes_handovers: False ignores the prefill workers of commands; the engine computes every prompt.
         orphan_timeout_s: how long the output of a resumable request is kept after its end; 0 keeps none.
+        tracer: exports the spans of sampled requests.
         """
         self._host = host
         self._channels = channels
@@ -70,6 +74,7 @@ class DecodeRequests:
         self._limits = limits
         self._takes_handovers = takes_handovers
         self._stores = stores
+        self._tracing = WorkerTracing(worker_id, tracer)
         self._remembered = RememberedOutputs(counters, orphan_timeout_s)
         self._table = RequestTable(
             counters,
@@ -90,6 +95,7 @@ class DecodeRequests:
         entry = DecodeRequest.of(command, session, self._worker_id, number, origin, self._images)
         if not self._table.enter(entry):
             return
+        entry.trace = self._tracing.begin("decode", command.traceparent, command.tracestate)
         if self._stores is NO_STORES:
             self._add(entry)
         else:  # a task of the request's, like its fills: an abort cancels it
@@ -143,6 +149,8 @@ class DecodeRequests:
             if not request.request_id.startswith(ENGINE_IDS):
                 continue
             entry = self._table.find(request.request_id)
+            if entry is not None and entry.trace is not None:
+                entry.trace.admitted(step.finished_at_s)
             if entry is None:  # aborted in the meantime
                 self._fills.refuse(request)
             else:

@@ -25,6 +25,7 @@ class DecodeWorker:
             takes_handovers=core.config.role != "both",
             orphan_timeout_s=core.config.orphan_timeout_s,
             stores=core.stores,
+            tracer=core.tracer,
         )
         self._service = DecodeService(self._requests, core.host.identity.incarnation)
 

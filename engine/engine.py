@@ -244,7 +244,7 @@ class Engine:
         if self._epoch == step.epoch:  # otherwise the time includes re-forming the group
             self._clock.add(step.scheduled, step.work, step.started_at_s, now_s, self.speculator, self.looks_ahead)
         self._clock.begin_next(now_s)
-        return StepOutput(outputs, finished_at_s=now_s)
+        return StepOutput(outputs, started_at_s=step.started_at_s, finished_at_s=now_s)
 
     def schedule_ahead(self, step: InFlightStep) -> list[ScheduledRequest]:
         """Return the work of the step after `step`, if it can be known while `step` runs; otherwise nothing."""

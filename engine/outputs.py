@@ -66,6 +66,7 @@ class StepOutput:
 
     outputs: list[RequestOutput] = field(default_factory=list)
     receiving: list[Request] = field(default_factory=list)  # have blocks for a remote prefill to fill
+    started_at_s: float = 0.0  # monotonic clock when the step was launched; 0: no step
     finished_at_s: float = 0.0  # monotonic clock when the step's results were known
 
 

@@ -38,6 +38,7 @@ from baton.worker.kv.prefix_pull import PrefixPull
 from baton.worker.kv.receives import KVReceives
 from baton.worker.kv.source import Announcements, announcements_for
 from baton.worker.reporting import WorkerCounters
+from baton.worker.request_trace import NO_TRACING, WorkerTrace, WorkerTracing
 
 T = TypeVar("T")
 
@@ -70,6 +71,7 @@ class PrefillJob:
     prefix_source: worker_pb2.PeerWorker
     num_pulled_tokens: int = 0  # pulled from the prefix source
     stored: StoredKV | None = None  # that stores below the pool have of the prompt
+    trace: WorkerTrace | None = None  # None: the caller wants no timings
     pull: "asyncio.Task[None] | None" = None
     is_closed: bool = False  # its blocks are no longer held for the caller
     steps: "asyncio.Queue[PrefillStep]" = field(default_factory=asyncio.Queue)  # at most one item per chunk
@@ -141,13 +143,25 @@ class PrefillJob:
 
     def _first_token(self, sampled: SampledToken) -> worker_pb2.FirstToken:
         stored = self.stored.tokens_by_tier if self.stored is not None else {}
+        num_cached = self.request.num_cached_tokens + self.num_pulled_tokens + sum(stored.values())
         return worker_pb2.FirstToken(
             token_id=sampled.token_id,
             logprobs=logprobs_to_proto(sampled.logprobs) if sampled.logprobs else None,
-            num_cached_tokens=self.request.num_cached_tokens + self.num_pulled_tokens + sum(stored.values()),
+            num_cached_tokens=num_cached,
             num_pulled_tokens=self.num_pulled_tokens,
             stored_tokens=stored,
+            timings=() if self.trace is None else self._timings(self.trace, num_cached),
         )
+
+    def _timings(self, trace: WorkerTrace, num_cached_tokens: int) -> list[worker_pb2.TimedSpan]:
+        """Return the timings of the prompt, which is computed."""
+        trace.root.attributes |= {
+            "baton.computed_tokens": self.num_tokens - num_cached_tokens,
+            "baton.cached_tokens": num_cached_tokens,
+            "baton.pulled_tokens": self.num_pulled_tokens,
+        }
+        trace.root.end()
+        return trace.timings()
 
 
 ENGINE_IDS = "prefill/"  # prefix of this service's request ids in the engine, which other services may share
@@ -164,6 +178,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         drain: Drain,
         deadline_s: float,
         stores: Stores = NO_STORES,
+        tracing: WorkerTracing = NO_TRACING,
     ) -> None:
         """deadline_s: of each read of a prefix pull."""
         self._host = host
@@ -172,6 +187,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self._drain = drain
         self._deadline_s = deadline_s
         self._stores = stores
+        self._tracing = tracing
         self._jobs: dict[RequestId, PrefillJob] = {}
         self._uncomputed: set[RequestId] = set()  # jobs whose prompt is not fully computed
         self._fills = KVReceives(host, drain)
@@ -190,6 +206,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this worker's group is short of ranks; ask another")
         request_id = RequestId(f"{ENGINE_IDS}{next(self._numbers)}/{request.request_id}")
         job = PrefillJob.of(request, request_id)
+        job.trace = self._tracing.begin_call("prefill", context)
         with self._drain.request():  # no await since `has_begun`: a drain that begins now waits for it
             announcements = await announcements_for(context, host, request.num_ranks)
             self._jobs[request_id] = job
@@ -236,7 +253,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self._abort(request_id)
         self._cancel_pull(request_id)
         self._mark_computed(request_id)
-        del self._jobs[request_id]
+        if (trace := self._jobs.pop(request_id).trace) is not None:
+            trace.end()
 
     def _mark_computed(self, request_id: RequestId) -> None:
         self._uncomputed.discard(request_id)
@@ -249,14 +267,18 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
 
     def _on_step(self, step: StepOutput) -> None:
         for output in step.outputs:
-            if output.request_id in self._jobs:
-                self._jobs[output.request_id].steps.put_nowait(PrefillStep(output, step.finished_at_s))
+            if (job := self._jobs.get(output.request_id)) is not None:
+                job.steps.put_nowait(PrefillStep(output, step.finished_at_s))
+                if job.trace is not None:
+                    job.trace.note_step(step, output)
                 if output.sampled is not None:
                     self._mark_computed(output.request_id)
         for request in step.receiving:
             if not request.request_id.startswith(ENGINE_IDS):
                 continue
             job = self._jobs.get(request.request_id)
+            if job is not None and job.trace is not None:
+                job.trace.admitted(step.finished_at_s)
             if job is None:  # its call ended in the meantime
                 self._fills.refuse(request)
             else:

@@ -6,6 +6,7 @@ from baton.prefill_worker.embeddings import EmbeddingService
 from baton.prefill_worker.service import PrefillService
 from baton.protos import worker_pb2_grpc
 from baton.worker.config import WorkerConfig
+from baton.worker.request_trace import WorkerTracing
 from baton.worker.role import WorkerCore
 from baton.worker.server import serve_worker
 
@@ -15,7 +16,13 @@ class PrefillWorker:
 
     def __init__(self, core: WorkerCore) -> None:
         self._service = PrefillService(
-            core.host, core.channels, core.counters, core.drain, core.config.transfer_deadline_s, core.stores
+            core.host,
+            core.channels,
+            core.counters,
+            core.drain,
+            core.config.transfer_deadline_s,
+            core.stores,
+            WorkerTracing(core.config.worker_id, core.tracer),
         )
         self._embeddings = EmbeddingService(core.host, core.counters, core.drain)
 

@@ -1093,6 +1093,8 @@ class GenerateCommand(_message.Message):
     NUM_MARKED_TOKENS_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the router's requests that have not ended"""
     num_prompt_tokens: _builtins.int
@@ -1121,6 +1123,15 @@ class GenerateCommand(_message.Message):
     """
     adapter_digest: _builtins.str
     """Adapter.digest that the router expects, part of the blocks' hashes; a worker"""
+    traceparent: _builtins.str
+    """without such an adapter, or with another one of this name, fails the request
+    with UNAVAILABLE, and the router tries another
+    W3C context of the router's attempt: the last delta has the request's timings, and
+    """
+    tracestate: _builtins.str
+    """the worker exports spans if the context is sampled; empty: neither
+    of the same context
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then the output tokens so far"""
@@ -1166,10 +1177,12 @@ class GenerateCommand(_message.Message):
         num_marked_tokens: _builtins.int = ...,
         adapter: _builtins.str = ...,
         adapter_digest: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "cache_salt", b"cache_salt", "images", b"images", "num_marked_tokens", b"num_marked_tokens", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "cache_salt", b"cache_salt", "images", b"images", "num_marked_tokens", b"num_marked_tokens", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1350,6 +1363,7 @@ class RequestDelta(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     SERVED_BY_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """of the request"""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -1374,6 +1388,10 @@ class RequestDelta(_message.Message):
     def served_by(self) -> _common_pb2.ServedBy:
         """with the first token, after the KV has arrived, in the last message"""
 
+    @_builtins.property
+    def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimedSpan]:
+        """in the last message of a request with a traceparent"""
+
     def __init__(
         self,
         *,
@@ -1384,14 +1402,83 @@ class RequestDelta(_message.Message):
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         error: _common_pb2.RequestError | None = ...,
         served_by: _common_pb2.ServedBy | None = ...,
+        timings: _abc.Iterable[Global___TimedSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "served_by", b"served_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "served_by", b"served_by", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "served_by", b"served_by", "timings", b"timings", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestDelta: _TypeAlias = RequestDelta  # noqa: Y015
+
+@_typing.final
+class TimedSpan(_message.Message):
+    """A period in the life of a request at a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
+    DURATION_S_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    DEPTH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """queue, kv_transfer, prefill or decode"""
+    worker_id: _builtins.str
+    """where it was"""
+    start_s: _builtins.float
+    """since the request had arrived at the worker that sends the message"""
+    duration_s: _builtins.float
+    """seconds"""
+    error: _builtins.str
+    """class of the error that ended it; empty: none"""
+    depth: _builtins.int
+    """number of spans that contain it at workers"""
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """figures such as counts of tokens, as in the worker's spans"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        start_s: _builtins.float = ...,
+        duration_s: _builtins.float = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        error: _builtins.str = ...,
+        depth: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "depth", b"depth", "duration_s", b"duration_s", "error", b"error", "name", b"name", "start_s", b"start_s", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimedSpan: _TypeAlias = TimedSpan  # noqa: Y015
 
 @_typing.final
 class PrefillRequest(_message.Message):
@@ -1682,6 +1769,7 @@ class FirstToken(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PULLED_TOKENS_FIELD_NUMBER: _builtins.int
     STORED_TOKENS_FIELD_NUMBER: _builtins.int
+    TIMINGS_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """sampled at the prefill worker"""
     num_cached_tokens: _builtins.int
@@ -1696,6 +1784,10 @@ class FirstToken(_message.Message):
     def stored_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """of num_cached_tokens, fetched from stores below the KV pool, by tier"""
 
+    @_builtins.property
+    def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimedSpan]:
+        """of the prompt so far, if the call's metadata has a traceparent"""
+
     def __init__(
         self,
         *,
@@ -1704,10 +1796,11 @@ class FirstToken(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         num_pulled_tokens: _builtins.int = ...,
         stored_tokens: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        timings: _abc.Iterable[Global___TimedSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "num_pulled_tokens", b"num_pulled_tokens", "stored_tokens", b"stored_tokens", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "num_pulled_tokens", b"num_pulled_tokens", "stored_tokens", b"stored_tokens", "timings", b"timings", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

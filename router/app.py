@@ -118,6 +118,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         for model in service.models:
             stack.callback(model.tokenizer.close)
             stack.push_async_callback(model.images.close)
+        if service.recording is not None:
+            await stack.enter_async_context(service.recording)
         if service.files is not None:
             stack.callback(service.files.disk.close)
         if service.response_store is not None:

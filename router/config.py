@@ -15,7 +15,7 @@ from baton.router.config_checks import (
     check_origins,
     check_pin_prefix,
     check_together,
-    promised_s,
+    read_targets,
 )
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
@@ -28,6 +28,7 @@ from baton.router.model_options import (
 )
 from baton.settings.names import is_loopback
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
+from baton.settings.otlp_endpoint import OTLP_ENDPOINT, check_otlp_endpoint
 from baton.settings.values import JsonText, OptionError
 
 SECRETS = {  # environment variables
@@ -230,6 +231,20 @@ class RouterConfig:
     drain_timeout_s: float = option(
         30.0, "Maximum seconds to wait for running requests at shutdown.", minimum=0, aliases=("--shutdown-timeout",)
     )
+    otlp_traces_endpoint: str | None = option(None, OTLP_ENDPOINT, aliases=("--otlp-endpoint",))
+    trace_sample_ratio: float = option(
+        1.0,
+        "Share of exported traces among requests without a traceparent; others are sampled as their parent is.",
+        minimum=0,
+        maximum=1,
+    )
+    keep_timelines: int | None = option(
+        None,
+        "Number of recent requests whose timelines the router keeps for `baton trace`. Default: 1000 with "
+        "otlp_traces_endpoint, otherwise none.",
+        minimum=0,
+        maximum=100000,
+    )
     processes: int = option(
         1,
         "Processes that share the ports and the work.",
@@ -281,6 +296,7 @@ class RouterConfig:
         check_together(process=self.process, group_dir=self.group_dir)
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
+        check_otlp_endpoint(self.otlp_traces_endpoint)
         self.promised_s()
         check_pin_prefix(self.pin_prefix, self.needs_key and not self.shared_cache)
         images_per_prompt(self.limit_mm_per_prompt)
@@ -303,7 +319,7 @@ class RouterConfig:
 
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
-        return promised_s(self.slo, self.target_ttft_ms, self.target_tpot_ms)
+        return read_targets(self.slo, self.target_ttft_ms, self.target_tpot_ms)
 
     @property
     def scheme(self) -> str:

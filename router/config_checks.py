@@ -14,28 +14,6 @@ from baton.settings.values import OptionError
 DEFAULT_SLO = "ttft=1s,tpot=50ms"
 
 
-def promised_s(slo: str | None, ttft_ms: float | None, tpot_ms: float | None) -> dict[str, float]:
-    """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError.
-
-    ttft_ms, tpot_ms: an older form of `slo`.
-    """
-    if (ttft_ms is None) != (tpot_ms is None):
-        raise OptionError("target_ttft_ms: target_ttft_ms and target_tpot_ms must be given together")
-    if ttft_ms is not None and tpot_ms is not None:
-        if slo is not None:
-            raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
-        return {"ttft": ttft_ms / 1000, "tpot": tpot_ms / 1000}
-    if slo == "none":
-        return {}
-    try:
-        limits = parse_slo(slo or DEFAULT_SLO)
-    except OptionError as error:
-        raise OptionError(f"slo: {error}") from error
-    if len(limits) < 2:
-        raise OptionError(f"slo: {slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
-    return limits
-
-
 def check_together(**options: object) -> None:
     """Raise OptionError if some of the options are given, and others not."""
     if len({value is None for value in options.values()}) > 1:
@@ -128,3 +106,28 @@ def _is_address(host: str) -> bool:
         return str(ip_address(host)) == host
     except ValueError:
         return False
+
+
+DEFAULT_SLO = "ttft=1s,tpot=50ms"
+
+
+def read_targets(slo: str | None, ttft_ms: float | None, tpot_ms: float | None) -> dict[str, float]:
+    """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError.
+
+    `ttft_ms` and `tpot_ms`: the older form.
+    """
+    if (ttft_ms is None) != (tpot_ms is None):
+        raise OptionError("target_ttft_ms: target_ttft_ms and target_tpot_ms must be given together")
+    if slo is not None and ttft_ms is not None:
+        raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
+    if ttft_ms is not None and tpot_ms is not None:
+        return {"ttft": ttft_ms / 1000, "tpot": tpot_ms / 1000}
+    if slo == "none":
+        return {}
+    try:
+        limits = parse_slo(slo or DEFAULT_SLO)
+    except OptionError as error:
+        raise OptionError(f"slo: {error}") from error
+    if len(limits) < 2:
+        raise OptionError(f"slo: {slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
+    return limits

@@ -16,6 +16,8 @@ NotFound (rpc/status.py)
 └── PinNotFound  there is no such pin
 Internal (rpc/status.py)
 └── RequestLost  each worker that ran the request was lost, so the request may be the cause
+NotFound (rpc/status.py)
+└── UnknownTimeline   no timeline of the request is kept
 Conflict (rpc/status.py)
 └── ResumeFailed the output of a resumed request differs from what its client received
 Cancelled (rpc/status.py)
@@ -102,6 +104,10 @@ class Draining(Unavailable):
 
 class RequestLost(Internal):
     """Each worker that ran the request was lost. It may have ended them, so clients should not send it again."""
+
+
+class UnknownTimeline(NotFound):
+    """No timeline of the request is kept."""
 
 
 class ResumeFailed(Conflict):

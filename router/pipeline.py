@@ -74,10 +74,15 @@ class Pipeline:
 
         Raises InvalidRequest, NoWorker if no decode worker is ready, or DeadlineExceeded.
         """
-        deadline_s = request.context.deadline_s
-        if deadline_s is None:
-            return await self._prepare(request)
-        return await result_within(deadline_s, self._prepare(request), "was tokenised")
+        trace = request.context.trace
+        if trace is None:
+            return await self._prepare_in_time(request)
+        with trace.step("tokenize") as span:
+            generation = await self._prepare_in_time(request)
+            num_tokens = len(generation.token_ids)
+            span.attributes["gen_ai.usage.input_tokens"] = num_tokens
+        trace.note_prompt(num_tokens, generation.sampling.max_tokens, request.n)
+        return generation
 
     def generate(self, generation: Generation) -> AsyncGenerator[CompletionDelta, None]:
         """Yield the deltas of all completions until each has finished. Closing it cancels them at the workers.
@@ -87,6 +92,12 @@ class Pipeline:
         deadline_s = generation.request.context.deadline_s
         deltas = self._completion(generation, 0) if generation.request.n == 1 else self._completions(generation)
         return deltas if deadline_s is None else items_within(deadline_s, deltas)
+
+    async def _prepare_in_time(self, request: GenerationRequest) -> Generation:
+        deadline_s = request.context.deadline_s
+        if deadline_s is None:
+            return await self._prepare(request)
+        return await result_within(deadline_s, self._prepare(request), "was tokenised")
 
     async def _prepare(self, request: GenerationRequest) -> Generation:
         field = prompt_field(request.prompt)
@@ -235,7 +246,8 @@ class Pipeline:
         context = generation.request.context
         adapter = "" if generation.request.adapter is None else generation.request.adapter.name
         # As in vLLM, the wait for admission counts, but not that of a batch, which may take hours.
-        meter = CompletionMeter(self._metrics, None if context.is_deferred else context.arrived_s, adapter)
+        trace = context.trace
+        meter = CompletionMeter(self._metrics, None if context.is_deferred else context.arrived_s, adapter, trace)
         reason = "abort"
         is_prompt_counted = index > 0  # the first completion counts the prompt
         try:
@@ -245,14 +257,18 @@ class Pipeline:
                     if delta.served_by is not None and not is_prompt_counted:
                         is_prompt_counted = True
                         self._metrics.prompt_done(len(generation.token_ids), cached_tokens(delta.served_by), adapter)
+                        if trace is not None:
+                            trace.note_cached(cached_tokens(delta.served_by))
                     meter.tokens(len(delta.token_ids))
                     meter.parts(delta.parts or ())
                     reason = delta.finish_reason or reason
                     yield delta
                     if output.finished:
                         break
-        except Exception:
+        except Exception as error:
             reason = "error"
+            if trace is not None:
+                trace.note_failure(error)
             raise
         finally:
             meter.ended(reason)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from baton.router.tracing.request_trace import RequestTrace
+
 HintedPlan = Literal["local", "remote"]
 PLANS: Mapping[str, HintedPlan] = {"local": "local", "remote": "remote"}
 INT32_MAX = (1 << 31) - 1  # largest priority and largest count of tokens in the worker protocol
@@ -33,3 +35,4 @@ class RequestContext:
     is_deferred: bool = False  # of a batch: served behind all interactive requests
     arrived_s: float = field(default_factory=time.monotonic, compare=False)
     tenant: str = ""  # shares bounds on a worker's threads; "": an anonymous client
+    trace: RequestTrace | None = field(default=None, compare=False)  # None: it is not recorded

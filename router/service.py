@@ -24,6 +24,7 @@ from baton.router.responses.store.base import ResponseStore
 from baton.router.responses.store.factory import open_store
 from baton.router.served_model import ModelMaker
 from baton.router.served_models import ServedModels
+from baton.router.tracing.recording import Recording, open_recording
 from baton.router.workers.worker_models import WorkerModels
 from baton.rpc.tls import Security, make_security
 
@@ -46,6 +47,7 @@ class RouterService:
     group: ProcessGroup | None  # the processes that share the ports; None: a single process
     metrics_page: MetricsPage
     processes: ProcessStates
+    recording: Recording | None = None  # None: no request is recorded
 
     @property
     def draining(self) -> bool:
@@ -89,6 +91,7 @@ def make_service(config: RouterConfig) -> RouterService:
         group=group,
         metrics_page=MetricsPage(series, group),
         processes=processes,
+        recording=open_recording(config),
     )
 
 

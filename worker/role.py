@@ -9,6 +9,7 @@ import grpc
 
 from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
+from baton.rpc.tracing.base import Tracer
 from baton.settings.names import Role
 from baton.worker.adapters.base import NO_ADAPTERS, Adapters
 from baton.worker.base import NO_STORES, Stores
@@ -40,6 +41,7 @@ class WorkerCore:
     drain: Drain
     stores: Stores = NO_STORES
     adapters: Adapters = NO_ADAPTERS
+    tracer: Tracer | None = None  # None: no spans are exported
 
     @property
     def model_name(self) -> str:

@@ -28,6 +28,7 @@ from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.peers import Channels
 from baton.rpc.tls import Security, make_security
+from baton.rpc.tracing.factory import open_tracer
 from baton.worker.adapters.worker_adapters import WorkerAdapters
 from baton.worker.config import WorkerConfig
 from baton.worker.device import require_gpus
@@ -94,8 +95,11 @@ async def serve_worker(config: WorkerConfig, builders: RoleBuilders) -> None:
             require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
         counters = WorkerCounters()
         stores = await asyncio.to_thread(open_stores, config, host, engine.pool, counters)
-        core = WorkerCore(config, host, channels, counters, Drain(), stores, WorkerAdapters(host, followers))
+        tracer = open_tracer(config.otlp_traces_endpoint, "baton-worker", config.worker_id)
+        core = WorkerCore(config, host, channels, counters, Drain(), stores, WorkerAdapters(host, followers), tracer)
         await _serve(core, builders, security, progress, stopping, group, ranks)
+        if tracer is not None:
+            await tracer.close()
     await channels.close()
     await transport.close()
     memory.close()

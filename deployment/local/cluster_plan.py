@@ -16,7 +16,7 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.cores import format_cores, parse_cores
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.engine.kv.dtype import default_kv_bytes, kv_cache_dtype
-from baton.extras import NIXL
+from baton.extras import NIXL, OPENTELEMETRY
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
 from baton.process.host_memory import HostMemory
@@ -33,6 +33,7 @@ from baton.worker.memory import memory_need
 
 WORKER_HOST = "127.0.0.1"  # for KV reads over TCP
 RENDEZVOUS = "rendezvous"
+SHARED = ("drain_timeout_s", "otlp_traces_endpoint")  # options of the workers that the router has too
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 # The module that Python runs, and its first argument.
 WORKER_COMMAND = ("baton", "worker")
@@ -165,6 +166,8 @@ def plan_cluster(
     if any(worker.transport == "nixl" for worker in workers) and not NIXL.is_installed:
         raise OptionError(NIXL.missing("--transport nixl"))
     options = settings.router if sockets is None else with_lora_paths(settings.router)
+    if any(worker.otlp_traces_endpoint for worker in workers) and not OPENTELEMETRY.is_installed:
+        raise OptionError(OPENTELEMETRY.missing("--otlp-traces-endpoint"))
     router = RouterConfig(
         model=str(checkpoint.directory),
         tokenizer=None if checkpoint.tokenizer is None else str(checkpoint.tokenizer),
@@ -176,7 +179,7 @@ def plan_cluster(
         port=cluster.port,
         workers=tuple(unix_address(worker.uds) for worker in workers if worker.uds is not None),
         processes=cluster.router_processes,
-        **{name: settings.worker[name] for name in ("drain_timeout_s",) if name in settings.worker},  # type: ignore[arg-type]
+        **{name: settings.worker[name] for name in SHARED if name in settings.worker},  # type: ignore[arg-type]
         **{**_cache_secret(sockets), **options},  # type: ignore[arg-type]  # checked when they were read
     )
     return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log_level=log_level)

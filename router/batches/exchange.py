@@ -11,6 +11,7 @@ from baton.router.errors import FieldError
 from baton.router.http.exchange import EventSource
 from baton.router.openai.errors import WORKER_LOST
 from baton.router.resumption.resumption import Resumption
+from baton.router.tracing.request_trace import RequestTrace
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -23,6 +24,7 @@ class LineExchange:
         self.request_id = uuid.uuid4().hex
         self.client = client
         self.resumption: Resumption | None = None
+        self.trace: RequestTrace | None = None
         self.address = "batch"
         self.upload: Upload | None = None
         self.refusal: Exception | None = None

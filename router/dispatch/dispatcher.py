@@ -22,11 +22,13 @@ from baton.router.policy.cluster import (
     NoPrefiller,
     Plan,
     RoutedRequest,
+    WorkerSnapshot,
     find_candidates,
 )
 from baton.router.policy.estimates import OutputLength, ReuseShare
 from baton.router.policy.policy import Policy
-from baton.router.workers.load import LoadShare
+from baton.router.tracing.completion_trace import CompletionTrace
+from baton.router.workers.load import LoadEstimate, LoadShare
 from baton.router.workers.pool import WorkerPool
 from baton.rpc.status import Unavailable
 
@@ -75,6 +77,8 @@ class Dispatcher:
         Raises NoWorker, Draining, QueueFull, InvalidRequest (also for impossible hints), or the worker's error.
         """
         progress = Progress(list(generation.token_ids), generation.request.adapter)
+        if (trace := generation.request.context.trace) is not None:
+            progress.trace = CompletionTrace(trace, index)
         self._budget.note_request()
         if index > 0:
             progress.move()  # it starts while the first completion runs
@@ -84,7 +88,7 @@ class Dispatcher:
         try:
             while True:
                 plan = await self._choose(generation, index, progress, preferred)
-                if progress.holder is not None and not _pulls(plan, progress.holder):
+                if not progress.pulls(plan):
                     self._release(progress)
                 try:
                     async with aclosing(self._attempt(generation, index, plan, progress)) as deltas:
@@ -105,6 +109,8 @@ class Dispatcher:
         """Wait until the completion may be retried. Raises the error if it must not be."""
         progress.attempt += 1
         progress.failure = error
+        if progress.trace is not None:
+            progress.trace.failed(error)
         incarnation = plan.decode.incarnation
         if isinstance(error, HandedOff):
             self._pool.note_drain(incarnation)
@@ -211,6 +217,8 @@ class Dispatcher:
             plan = replace(plan, prefill_fallbacks=())  # it may end every prefill worker that computes its prompt
         self._pool.take_turn()
         self._metrics.planned(plan.kind.value)
+        if progress.trace is not None:
+            progress.trace.planned(plan, progress.routed)
         if not progress.attempt:
             self._metrics.traffic.routed(plan, progress.routed)
         logger.debug("%s: %s", generation.request.request_id, plan.reason)
@@ -272,20 +280,25 @@ class Dispatcher:
         await attach.room()
         command = make_command(generation, index, plan, progress.token_ids, progress.attempt)
         command.number = next(self._numbers)
-        if progress.holder is not None and _pulls(plan, progress.holder):
+        if progress.holder is not None and progress.pulls(plan):
             command.prefix_source.handed_off = progress.holder.command_id
+        if progress.trace is not None:
+            progress.trace.sent(command, plan)
         mailbox = attach.submit(
             command,
             generation.request.patient,
             partial(self._note_generated, generation),
             partial(self._may_move, progress),
         )
-        share = self._account(command.number, plan, progress.routed)
+        share = LoadShare(command.number, self._load(plan.decode), self._load(plan.prefill))
+        share.add(plan, progress.routed)
         times = AttemptTimes(self._metrics.traffic, plan, is_first=not progress.attempt)
         num_skipped = progress.num_prompt_logprobs
         try:
             while True:
                 delta = await mailbox.get()
+                if progress.trace is not None:
+                    progress.trace.note(delta)
                 if delta.token_ids:
                     self._release(progress)  # the KV was pulled, or computed again
                     share.computed()
@@ -316,6 +329,8 @@ class Dispatcher:
                 attach.release(command.request_id)
             share.remove()
             times.ended()
+            if progress.trace is not None:
+                progress.trace.closed()
 
     def _note_generated(self, generation: Generation, num_tokens: int) -> None:
         """Count tokens as they arrive, also those that the mailbox of a patient request holds back."""
@@ -332,16 +347,7 @@ class Dispatcher:
             prompt = generation.token_ids
             expected.note(plan.prefill.incarnation, hashes.extended(prompt, plan.prefill.block_size))
 
-    def _account(self, number: int, plan: Plan, routed: RoutedRequest) -> LoadShare:
-        """Add a command to the load estimates of its workers."""
-        decode, prefill = self._pool.connection(plan.decode.incarnation), None
-        if plan.prefill is not None:
-            prefill = self._pool.connection(plan.prefill.incarnation)
-        share = LoadShare(number, decode.load if decode else None, prefill.load if prefill else None)
-        share.add(plan, routed)
-        return share
-
-
-def _pulls(plan: Plan, holder: Holder) -> bool:
-    """Return whether the plan pulls the KV from the worker that handed the completion off."""
-    return plan.prefix_source is not None and plan.prefix_source.incarnation == holder.incarnation
+    def _load(self, worker: WorkerSnapshot | None) -> LoadEstimate | None:
+        """Return the load estimate of a worker; None if there is none, or it was lost."""
+        connection = None if worker is None else self._pool.connection(worker.incarnation)
+        return None if connection is None else connection.load

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from baton.router.adapters.adapter import Adapter
 from baton.router.dispatch.attempt import Losses
-from baton.router.policy.cluster import RoutedRequest
+from baton.router.policy.cluster import Plan, RoutedRequest
+from baton.router.tracing.completion_trace import CompletionTrace
 from baton.rpc.backoff import Backoff
 
 FIRST_BACKOFF_S = 0.05  # before the next attempt of a completion that was moved and found all workers full
@@ -39,6 +40,7 @@ class Progress:
     backoff: Backoff | None = None  # None: has not waited for room yet
     failure: Exception | None = None  # error of the last attempt
     routed: RoutedRequest = field(default_factory=lambda: RoutedRequest(1))  # last input of the policy
+    trace: CompletionTrace | None = None  # None: it is not recorded
 
     @property
     def may_wait(self) -> bool:
@@ -49,6 +51,11 @@ class Progress:
     def is_blameless(self) -> bool:
         """Whether no worker was lost with it or refused it as unavailable."""
         return not self.losses.num_lost and not self.excluded
+
+    def pulls(self, plan: Plan) -> bool:
+        """Return whether a plan pulls the KV from the worker that handed the completion off."""
+        source, holder = plan.prefix_source, self.holder
+        return source is not None and holder is not None and source.incarnation == holder.incarnation
 
     def move(self) -> None:
         """Record that it needs a worker after one has accepted its request. Full workers may have room now."""

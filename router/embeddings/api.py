@@ -44,7 +44,10 @@ class EmbeddingsApi:
         reading = read_inputs(body.input)
         while (each := await self._inline.run_paced(lambda: next(reading, None))) is not None:
             inputs.append(each)
-        context = read_context(exchange.headers, body.user, body.priority, client, service.config.default_timeout_s)
+        timeout_s, trace = service.config.default_timeout_s, exchange.trace
+        context = read_context(exchange.headers, body.user, body.priority, client, timeout_s, trace)
+        if trace is not None:
+            trace.wait(model.name)
         if context.hints.decode_worker is not None or context.hints.plan is not None:
             field = DECODE if context.hints.decode_worker is not None else PLAN
             raise FieldError(field, f"{field} has no effect: embeddings need no decode worker; omit it")
@@ -86,7 +89,12 @@ class EmbeddingsApi:
             cache_salt=cache_salt,
             context=context,
         )
-        vectors = await model.embedder.embed(job)
+        if (trace := context.trace) is None:
+            vectors = await model.embedder.embed(job)
+        else:
+            trace.note_prompt(num_tokens)
+            with trace.step("embed"):
+                vectors = await model.embedder.embed(job)
         if num_bytes <= MAX_INLINE_BYTES:
             return encoded(vectors, is_base64, model.name, num_tokens)
         return await asyncio.to_thread(encoded, vectors, is_base64, model.name, num_tokens)

@@ -12,6 +12,7 @@ from baton.router.auth.client import Client
 from baton.router.errors import Overloaded
 from baton.router.grpc.auth_interceptor import text_metadata
 from baton.router.service import RouterService
+from baton.router.tracing.request_trace import RequestTrace
 from baton.rpc.status import message_of, status_of
 from baton.settings.names import peer_address
 
@@ -35,6 +36,30 @@ def counted(
         yield
     finally:
         upload.release()
+
+
+@contextmanager
+def traced(
+    service: RouterService, operation: str, request_id: str, context: ServicerContext[Any, Any]
+) -> Iterator[RequestTrace | None]:
+    """Record a call during a `with` block, if it is to be recorded."""
+    recording = service.recording
+    trace = None
+    if recording is not None:
+        trace = recording.begin(operation, request_id, text_metadata(context.invocation_metadata()))
+    if recording is None or trace is None:
+        yield None
+        return
+    try:
+        yield trace
+    except Exception as error:
+        trace.note_failure(error, status_of(error).code.name)
+        raise
+    except BaseException:
+        trace.note_client_gone()
+        raise
+    finally:
+        recording.end(trace)
 
 
 async def abort(context: ServicerContext[Any, Any], error: Exception, request_id: str, text: str | None = None) -> None:

@@ -16,7 +16,7 @@ from baton.router.admission.deadline import deadline_after
 from baton.router.auth.client import Client
 from baton.router.errors import REQUEST_PANICS
 from baton.router.generation import CompletionDelta, Generation, GenerationRequest, cached_tokens
-from baton.router.grpc.call import abort, client_of, counted
+from baton.router.grpc.call import abort, client_of, counted, traced
 from baton.router.grpc.response_writer import ResponseWriter
 from baton.router.inline_work import InlineWork
 from baton.router.limits import (
@@ -31,6 +31,7 @@ from baton.router.limits import (
 from baton.router.request_context import PLANS, RequestContext, RoutingHints
 from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
+from baton.router.tracing.request_trace import TEXT_COMPLETION, RequestTrace
 from baton.rpc.requests import sampling_from_proto
 from baton.settings.names import NAME_RULE, is_name
 
@@ -58,19 +59,28 @@ class InferenceService(InferenceServicer):
         try:
             with REQUEST_PANICS:
                 client = client_of(self._service, context)
-                client.begin()
-                with counted(self._service, request.ByteSize(), context, client):
-                    model = await self._service.models.find(request.model)
-                    wanted = await self._inline.run_paced(
-                        lambda: self._generation_request(model, request, request_id, client)
-                    )
-                    async with ResponseWriter(context, self._service.unread, request_id, client.fairness_key) as writer:
-                        error = await self._generate(model, wanted, request_id, client, writer)
-                        await writer.finish()
-                if error is not None:
-                    raise error
+                with traced(self._service, TEXT_COMPLETION, request_id, context) as trace:
+                    await self._serve(request, request_id, client, context, trace)
         except Exception as error:
             await abort(context, error, request_id)
+
+    async def _serve(
+        self, request: GenerateRequest, request_id: str, client: Client, context: Context, trace: RequestTrace | None
+    ) -> None:
+        """Read the request and generate its output. Raises its error."""
+        client.begin()
+        with counted(self._service, request.ByteSize(), context, client):
+            model = await self._service.models.find(request.model)
+            if trace is not None:
+                trace.wait(model.name)
+            wanted = await self._inline.run_paced(
+                lambda: self._generation_request(model, request, request_id, client, trace)
+            )
+            async with ResponseWriter(context, self._service.unread, request_id, client.fairness_key) as writer:
+                error = await self._generate(model, wanted, request_id, client, writer)
+                await writer.finish()
+        if error is not None:
+            raise error
 
     async def _generate(
         self, model: ServedModel, wanted: GenerationRequest, request_id: str, client: Client, writer: ResponseWriter
@@ -99,7 +109,7 @@ class InferenceService(InferenceServicer):
         return None
 
     def _generation_request(
-        self, model: ServedModel, request: GenerateRequest, request_id: str, client: Client
+        self, model: ServedModel, request: GenerateRequest, request_id: str, client: Client, trace: RequestTrace | None
     ) -> GenerationRequest:
         """Convert a message to the pipeline's request. Raises InvalidRequest."""
         config = self._service.config
@@ -131,7 +141,7 @@ class InferenceService(InferenceServicer):
             n=num_completions,
             cache_salt=client.cache_salt(request.cache_salt),
             adapter=model.adapter,
-            context=_context(request, client, config.default_timeout_s),
+            context=_context(request, client, config.default_timeout_s, trace),
         )
 
 
@@ -166,7 +176,9 @@ class _Output:
         return response
 
 
-def _context(request: GenerateRequest, client: Client, default_timeout_s: float | None) -> RequestContext:
+def _context(
+    request: GenerateRequest, client: Client, default_timeout_s: float | None, trace: RequestTrace | None
+) -> RequestContext:
     """Return the request's context. Raises InvalidRequest for an invalid plan, worker name or time limit."""
     hints = request.hints
     check_worker_name("hints.decode_worker", hints.decode_worker)
@@ -184,6 +196,7 @@ def _context(request: GenerateRequest, client: Client, default_timeout_s: float 
         deadline_s=None if timeout_s is None else deadline_after(timeout_s),
         priority=client.priority(request.priority),
         tenant=client.tenant_id,
+        trace=trace,
     )
 
 

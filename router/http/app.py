@@ -41,6 +41,7 @@ from baton.router.responses.errors import error_response as responses_error
 from baton.router.responses.request import ResponseRequest
 from baton.router.responses.stored_api import add_routes
 from baton.router.service import RouterService
+from baton.router.tracing.request_trace import CHAT, EMBEDDINGS, TEXT_COMPLETION
 
 Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
 
@@ -77,20 +78,25 @@ def make_http_app(service: RouterService) -> HttpApp:
     """Return the application that serves OpenAI's and Anthropic's APIs."""
     tokenizer, chat, config = TokenizeApi(service), ChatApi(service), service.config
     reader = BodyReader(service.models.context_len)
-    intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes)
+    intake = BodyIntake(service.gate, service.body_budget, reader, config.max_body_bytes, service.recording)
     messages, adapters = MessagesApi(service, chat), AdaptersApi(service)
     posts: Posts = {
-        "/v1/chat/completions": BodyRoute(ChatRequest, chat.complete, intake),
-        "/v1/completions": BodyRoute(CompletionRequest, CompletionsApi(service).complete, intake),
-        "/v1/messages": _anthropic(MessagesRequest, messages.create, intake),
+        "/v1/chat/completions": BodyRoute(ChatRequest, chat.complete, intake, operation=CHAT),
+        "/v1/completions": BodyRoute(
+            CompletionRequest, CompletionsApi(service).complete, intake, operation=TEXT_COMPLETION
+        ),
+        "/v1/messages": _anthropic(MessagesRequest, messages.create, intake, operation=CHAT),
         "/v1/messages/count_tokens": _anthropic(CountTokensRequest, messages.count_tokens, intake),
-        "/v1/embeddings": BodyRoute(EmbeddingRequest, EmbeddingsApi(service).create, intake, can_resume=False),
+        "/v1/embeddings": BodyRoute(
+            EmbeddingRequest, EmbeddingsApi(service).create, intake, can_resume=False, operation=EMBEDDINGS
+        ),
         "/v1/responses": BodyRoute(
             ResponseRequest,
             ResponsesApi(service, chat, reader).create,
             intake,
             error_response=responses_error,
             can_resume=False,
+            operation=CHAT,
         ),
         "/v1/batches": BodyRoute(
             BatchRequest, BatchesApi(service).create, intake, error_response=files_error, can_resume=False
@@ -114,9 +120,14 @@ def make_http_app(service: RouterService) -> HttpApp:
 
 
 def _anthropic(
-    model: type[Body], serve: Callable[[Body, Exchange], Awaitable[None]], intake: BodyIntake
+    model: type[Body],
+    serve: Callable[[Body, Exchange], Awaitable[None]],
+    intake: BodyIntake,
+    operation: str | None = None,
 ) -> BodyRoute[Body]:
-    return BodyRoute(model, serve, intake, error_response=anthropic.error_response, can_resume=False)
+    return BodyRoute(
+        model, serve, intake, error_response=anthropic.error_response, can_resume=False, operation=operation
+    )
 
 
 def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, description: Description) -> FastAPI:
@@ -137,6 +148,7 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, descriptio
         ("/metrics", operations.metrics),
         ("/workers", operations.workers),
         ("/pools", operations.pools),
+        ("/timelines/{request_id}", operations.timeline),
     ):
         app.get(path, response_class=Response, response_model=None)(serve)
     app.post("/reset_prefix_cache", response_class=Response, response_model=None)(operations.reset_prefix_cache)

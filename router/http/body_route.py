@@ -17,7 +17,8 @@ from baton.router.http.body_reader import BodyReader, Content, check_size
 from baton.router.http.exchange import ClientGone, Exchange
 from baton.router.http.headers import RESUMABLE, RESUME, announced_size, is_gzip, is_json, is_resumable
 from baton.router.openai.errors import error_response
-from baton.rpc.status import ServiceError
+from baton.router.tracing.recording import Recording
+from baton.rpc.status import ServiceError, Unauthenticated
 
 Body = TypeVar("Body", bound=BaseModel)
 Read = TypeVar("Read", bound=BaseModel, covariant=True)
@@ -31,6 +32,7 @@ class BodyIntake:
     budget: BodyBudget
     reader: BodyReader
     max_body_bytes: int
+    recording: Recording | None = None  # None: no request is recorded
 
 
 def openai_error_response(error: Exception, _request_id: str) -> Response:
@@ -80,16 +82,19 @@ class BodyRoute(Generic[Body]):
         error_response: Callable[[Exception, str], Response] = openai_error_response,
         can_resume: bool = True,
         body_format: BodyFormat[Body] | None = None,
+        operation: str | None = None,
     ) -> None:
         """`serve` sends the response, or raises before it has sent any of it.
 
         `error_response`: the path's API's response for an error of the request with this id. `can_resume`: clients may
-        resume the response. `body_format`: None: JSON alone.
+        resume the response. `body_format`: None: JSON alone. `operation`: name of the requests' traces; None: they have
+        none.
         """
         self.model = model
         self._format = body_format or JsonFormat(model)
         self.error_response = error_response
         self._can_resume = can_resume
+        self._operation = operation
         self._serve = serve
         self._intake = intake
         self.max_body_bytes = intake.max_body_bytes
@@ -105,15 +110,31 @@ class BodyRoute(Generic[Body]):
 
     async def serve(self, exchange: Exchange) -> None:
         """Read the body and send the response."""
+        recording = self._intake.recording
+        if recording is None or self._operation is None or isinstance(exchange.refusal, Unauthenticated):
+            await self._read_and_respond(exchange)
+            return
+        trace = exchange.trace = recording.begin(self._operation, exchange.request_id, exchange.headers)
+        try:
+            await self._read_and_respond(exchange)
+        finally:
+            if trace is not None:
+                recording.end(trace)
+
+    async def _read_and_respond(self, exchange: Exchange) -> None:
+        """Send the response, or an error."""
         try:
             with REQUEST_PANICS:
                 await self._read_and_serve(exchange)
-        except ClientGone:
-            return  # no response is possible
+        except ClientGone:  # no response is possible
+            if exchange.trace is not None:
+                exchange.trace.note_client_gone()
         except Exception as error:
             if exchange.started:
                 raise  # a part of the response has been sent: the server closes the connection
             response = self.error_response(error, exchange.request_id)
+            if exchange.trace is not None:
+                exchange.trace.note_failure(error, response.status_code)
             with suppress(ClientGone):
                 await exchange.respond(response.status_code, bytes(response.body), _extra_headers(response))
         finally:

@@ -7,6 +7,7 @@ from typing import Protocol
 from baton.router.admission.body_budget import Upload
 from baton.router.auth.client import Client
 from baton.router.resumption.resumption import Resumption
+from baton.router.tracing.request_trace import RequestTrace
 
 
 class ClientGone(Exception):
@@ -32,6 +33,7 @@ class Exchange(Protocol):
     request_id: str
     client: Client  # anonymous until the route has authenticated the request
     resumption: Resumption | None  # of a resumable request, once its body has been read
+    trace: RequestTrace | None  # None: the request is not recorded
     address: str  # of the client or the proxy in front of it; empty if unknown
     upload: Upload | None  # set once the headers have been accepted
     refusal: Exception | None  # why the body is not read; raised by `read`

@@ -7,6 +7,7 @@ from baton.router.admission.body_budget import Upload
 from baton.router.auth.client import Client
 from baton.router.http.exchange import EventSource, Exchange
 from baton.router.resumption.resumption import Resumption
+from baton.router.tracing.request_trace import RequestTrace
 
 
 class ForwardedExchange:
@@ -17,6 +18,7 @@ class ForwardedExchange:
         self.request_id: str = exchange.request_id
         self.client: Client = exchange.client
         self.resumption: Resumption | None = exchange.resumption
+        self.trace: RequestTrace | None = exchange.trace
         self.address: str = exchange.address
         self.upload: Upload | None = exchange.upload
         self.refusal: Exception | None = exchange.refusal

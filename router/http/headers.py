@@ -16,6 +16,7 @@ from baton.router.generation import GenerationRequest
 from baton.router.limits import check_worker_name
 from baton.router.request_context import NO_HINTS, PLANS, RequestContext, RoutingHints
 from baton.router.resumption.resumption import Position, Resumption
+from baton.router.tracing.request_trace import RequestTrace
 from baton.settings.names import NAME_RULE, is_name
 
 GZIP_NAMES = ("gzip", "x-gzip")  # the second is an alias of the first (RFC 9110, 8.4.1.3)
@@ -72,6 +73,7 @@ def read_context(
     priority: int,
     client: Client = ANONYMOUS,
     default_timeout_s: float | None = None,
+    trace: RequestTrace | None = None,
 ) -> RequestContext:
     """Return the request's context from its headers, by lower-case name. Raises FieldError for invalid ones.
 
@@ -89,6 +91,7 @@ def read_context(
         priority=client.priority(priority),
         is_deferred=client.is_deferred,
         tenant=client.tenant_id,
+        trace=trace,
     )
 
 

@@ -21,6 +21,7 @@ from baton.router.http.exchange import ClientGone, EventSource
 from baton.router.http.headers import new_id, read_headers
 from baton.router.http.middleware import CrossOrigin
 from baton.router.resumption.resumption import Resumption
+from baton.router.tracing.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class PostExchange(RequestResponseCycle):
         self.request_id = new_id(self.headers.get("x-request-id", ""))
         self.client: Client = ANONYMOUS
         self.resumption: Resumption | None = None
+        self.trace: RequestTrace | None = None
         self.address = protocol.client[0] if protocol.client else ""
         self.upload: Upload | None = None
         self.refusal: Exception | None = None

@@ -29,6 +29,7 @@ from baton.router.openai.errors import RETRY_AFTER_S
 from baton.router.openai.response import ResponseShape
 from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
+from baton.router.tracing.request_trace import TEXT_COMPLETION
 
 PREFIX = "/v2"
 MODEL, ANY_MODEL = f"{PREFIX}/models/{{name}}", f"{PREFIX}/models/{{name:path}}"
@@ -88,6 +89,7 @@ class KServeHttp:
             error_response=error_response,
             can_resume=False,
             body_format=TensorFormat(),
+            operation=TEXT_COMPLETION,
         )
         generate, stream = (
             BodyRoute(
@@ -96,6 +98,7 @@ class KServeHttp:
                 intake,
                 error_response=error_response,
                 can_resume=False,
+                operation=TEXT_COMPLETION,
             )
             for is_stream in (False, True)
         )

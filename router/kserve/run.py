@@ -14,6 +14,7 @@ from baton.router.auth.client import Client
 from baton.router.errors import FieldError
 from baton.router.generation import CompletionDelta, Generation, GenerationRequest
 from baton.router.grpc.auth_interceptor import text_metadata
+from baton.router.grpc.call import traced
 from baton.router.http.headers import read_context
 from baton.router.kserve.inference import Inference, find_model
 from baton.router.kserve.messages import read_request, response_message
@@ -23,6 +24,7 @@ from baton.router.limits import check_echo
 from baton.router.openai.completions import completion_generation
 from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
+from baton.router.tracing.request_trace import TEXT_COMPLETION, RequestTrace
 from baton.rpc.status import NotFound
 
 Context = ServicerContext[Any, Any]
@@ -35,6 +37,7 @@ class Run:
     def __init__(self, service: RouterService, request: ModelInferRequest, context: Context) -> None:
         self._service = service
         self._request = request
+        self._context = context
         self._headers = text_metadata(context.invocation_metadata())
         self.command_id = f"kserve-{secrets.token_hex(8)}"
 
@@ -87,8 +90,15 @@ class Run:
         The client is charged for the prompt at once, and for the output at the end; if that comes early, also for
         output that it does not get.
         """
-        model, wanted = self.model, self._wanted(inference, client)
-        num_tokens = 0
+        with traced(self._service, TEXT_COMPLETION, self.command_id, self._context) as trace:
+            if trace is not None:
+                trace.wait(self.model.name)
+            return await self._generate(self._wanted(inference, client, trace), client, begin)
+
+    async def _generate(
+        self, wanted: GenerationRequest, client: Client, begin: Callable[[Generation], Receive]
+    ) -> Generation:
+        model, num_tokens = self.model, 0
         async with client.hold(wanted.n), model.admission.admit(wanted.n, wanted.context):
             generation = await model.pipeline.prepare(wanted)
             client.charge(len(generation.token_ids))
@@ -105,11 +115,11 @@ class Run:
                 client.charge(num_tokens)
         return generation
 
-    def _wanted(self, inference: Inference, client: Client) -> GenerationRequest:
+    def _wanted(self, inference: Inference, client: Client, trace: RequestTrace | None) -> GenerationRequest:
         body, timeout_s = inference.body, inference.timeout_s
         if timeout_s is None:
             timeout_s = self._service.config.default_timeout_s
-        context = read_context(self._headers, body.user, body.priority, client, timeout_s)
+        context = read_context(self._headers, body.user, body.priority, client, timeout_s, trace)
         common = completion_generation(self.model, body, context, client.cache_salt(body.cache_salt or ""))
         assert isinstance(body.prompt, str)
         return replace(common, request_id=self.command_id, prompt=body.prompt)

@@ -10,6 +10,7 @@ from baton.router.metrics.adapter_series import AdapterSeries
 from baton.router.metrics.histogram import LoopHistogram
 from baton.router.metrics.traffic import Traffic
 from baton.router.parsing.base import CallEnd, CallStart, OutputPart
+from baton.router.tracing.request_trace import RequestTrace
 
 PREFIX = "baton:"
 
@@ -110,17 +111,19 @@ class RouterMetrics:
         if gap_s is not None:
             self._itl.observe(gap_s / num_tokens, num_tokens)
 
-    def first_token(self, waited_s: float) -> None:
+    def first_token(self, waited_s: float, trace_id: str | None = None) -> None:
         """Record the TTFT of a completion."""
-        self._ttft.observe(waited_s)
+        self._ttft.observe(waited_s, trace_id=trace_id)
 
-    def completion_ended(self, reason: str, num_tokens: int, total_s: float, decode_s: float) -> None:
+    def completion_ended(
+        self, reason: str, num_tokens: int, total_s: float, decode_s: float, trace_id: str | None = None
+    ) -> None:
         """Record the end of a completion; `decode_s`: time from its first token to its last."""
         self._success(reason).inc()
         self._output_length.observe(num_tokens)
         if num_tokens:
             self.traffic.ended(num_tokens)
-        self._e2e.observe(total_s)
+        self._e2e.observe(total_s, trace_id=trace_id)
         if num_tokens > 1:
             self._tpot.observe(decode_s / (num_tokens - 1))
 
@@ -134,10 +137,21 @@ class RouterMetrics:
 class CompletionMeter:
     """Latencies of one completion, and its calls."""
 
-    def __init__(self, metrics: RouterMetrics, started_s: float | None = None, adapter: str = "") -> None:
-        """started_s: on the clock of `time.monotonic`; None: now. adapter: its name; empty: none."""
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        started_s: float | None = None,
+        adapter: str = "",
+        trace: RequestTrace | None = None,
+    ) -> None:
+        """started_s: on the clock of `time.monotonic`; None: now. adapter: its name; empty: none.
+
+        trace: of the request, for exemplars; None: none.
+        """
         self._metrics = metrics
         self._adapter = adapter
+        self._trace = trace
+        self._trace_id = None if trace is None else trace.exemplar
         self._started_s = time.monotonic() if started_s is None else started_s
         self._first_s = self._last_s = 0.0
         self._num_tokens = 0
@@ -158,16 +172,19 @@ class CompletionMeter:
             self._metrics.tokens_arrived(num_tokens, now_s - self._last_s)
         else:
             self._first_s = now_s
-            self._metrics.first_token(now_s - self._started_s)
+            self._metrics.first_token(now_s - self._started_s, self._trace_id)
             self._metrics.tokens_arrived(num_tokens, None)
         self._num_tokens += num_tokens
         self._last_s = now_s
 
     def ended(self, reason: str) -> None:
         """Record the end of the completion. Calls of tools end it as the model's own end does, as in vLLM's metrics."""
+        if self._trace is not None:
+            self._trace.note_completion(reason, self._num_tokens, self._first_s)
         self._metrics.calls_ended(reason, self._num_calls, self._num_invalid)
         reason = "stop" if reason == "tool_calls" else reason
         now_s = time.monotonic()
         if self._adapter:
             self._metrics.adapters.completion_ended(self._adapter, reason, self._num_tokens)
-        self._metrics.completion_ended(reason, self._num_tokens, now_s - self._started_s, self._last_s - self._first_s)
+        total_s, decode_s = now_s - self._started_s, self._last_s - self._first_s
+        self._metrics.completion_ended(reason, self._num_tokens, total_s, decode_s, self._trace_id)

@@ -135,7 +135,10 @@ class ChatApi:
         config = self._service.config
         body.check(config, num_prompts=1)
         client = exchange.client
-        context = read_context(exchange.headers, body.user, body.priority, client, config.default_timeout_s)
+        trace = exchange.trace
+        context = read_context(exchange.headers, body.user, body.priority, client, config.default_timeout_s, trace)
+        if trace is not None:
+            trace.wait(model.name)
         num_completions = body.n
         async with (
             exchange.watch(),

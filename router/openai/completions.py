@@ -83,7 +83,10 @@ class CompletionsApi:
         body.check(config, len(prompts))
         client = exchange.client
         default_timeout_s = config.default_timeout_s if timeout_s is None else timeout_s
-        context = read_context(exchange.headers, body.user, body.priority, client, default_timeout_s)
+        trace = exchange.trace
+        context = read_context(exchange.headers, body.user, body.priority, client, default_timeout_s, trace)
+        if trace is not None:
+            trace.wait(model.name)
         num_completions = len(prompts) * body.n
         async with (
             exchange.watch(),

@@ -17,6 +17,7 @@ from baton.router.openai.prompts import PROMPTS, TOKEN_ID
 from baton.router.pins import response_models as pins
 from baton.router.responses import response_models as responses
 from baton.router.service import RouterService
+from baton.router.tracing.timelines import Timeline
 from baton.rpc.metrics_format import OPENMETRICS
 
 Json = dict[str, Any]
@@ -53,6 +54,7 @@ BODIES: Mapping[str, Any] = {
     "/ready": bodies.Readiness,
     "/workers": bodies.Workers,
     "/pools": dict[str, object],
+    "/timelines/{request_id}": Timeline,
     "/version": dict[str, str],
     **kserve.GETS,
     **kserve.POSTS,
@@ -104,6 +106,7 @@ GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/models/{name}": {404: "The model does not exist."},
     "/pools": {400: "The model is not named, but there are several.", 404: "The model does not exist."},
     "/ready": {503: "No request would be served now."},
+    "/timelines/{request_id}": {404: "No timeline of the request is kept."},
     "/v1/responses/{response_id}": STORED_ERRORS,
     "/v1/responses/{response_id}/input_items": STORED_ERRORS,
     "/v1/responses/{response_id}/cancel": STORED_ERRORS,

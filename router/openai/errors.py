@@ -21,6 +21,7 @@ from baton.router.errors import (
     PinNotFound,
     RequestLost,
     ResumeFailed,
+    UnknownTimeline,
     WorkerLost,
 )
 from baton.router.openai.structured_output import GRAMMAR_FIELDS
@@ -33,6 +34,7 @@ OWN_CODES: Mapping[type[Exception], str | int] = {
     Draining: "router_draining",
     PinNotFound: "pin_not_found",
     ResumeFailed: "resume_failed",
+    UnknownTimeline: "timeline_not_found",
 }
 TOOL_PARAMETERS = re.compile(r"tools\[\d+\]\.function\.parameters")
 RETRY_AFTER_S = "1"  # if there is no estimate

@@ -10,6 +10,7 @@ from fastapi import Request
 from google.protobuf.message import Message
 from starlette.responses import Response
 
+from baton.router.errors import UnknownTimeline
 from baton.router.http.headers import read_headers
 from baton.router.http.paced_response import PacedResponse
 from baton.router.index.prefix_index import stores_of
@@ -87,6 +88,16 @@ class OperationsApi:
         return _json(
             {"object": "cache.clear", "blocks": {name: count for each in found for name, count in each.items()}}
         )
+
+    async def timeline(self, request_id: str) -> Response:
+        """Return the timeline of a recent request. Raises UnknownTimeline."""
+        recording = self._service.recording
+        if recording is None or recording.timelines is None:
+            raise UnknownTimeline("this router keeps no timelines; start it with --keep-timelines 1000")
+        content = await recording.find(request_id)
+        if content is None:
+            raise UnknownTimeline("the request is unknown, still running, or older than those that are kept")
+        return self._page(content)
 
     async def pools(self, model: str | None = None) -> Response:
         """Return the router's report on the traffic and the workers of a model, for autoscalers.

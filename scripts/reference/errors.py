@@ -49,6 +49,7 @@ CASES = (
     ),
     Case(rpc.NotFound(""), "no such model or adapter"),
     Case(router.PinNotFound(""), "no such pin, its time has passed, or it belongs to another tenant"),
+    Case(router.UnknownTimeline(""), "no [timeline](../tracing.md#timelines) of the request is kept"),
     Case(files.UnknownId(""), NOT_STORED),
     Case(NotStored("", ""), NOT_STORED),
     Case(NotStored("", "", PREVIOUS_NOT_FOUND), "the response to continue is not stored"),

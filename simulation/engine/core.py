@@ -194,7 +194,7 @@ class EngineCore:
             self._forget(request_id)
         self._to_abort.clear()
         self._begin_step(now_s)  # before the listeners run, whose time must not delay the engine
-        self._notify(StepOutput(outputs, finished_at_s=now_s))
+        self._notify(StepOutput(outputs, started_at_s=now_s - steps.step_s, finished_at_s=now_s))
         self.cache_feed.flush()
 
     def _update(self, steps: Steps) -> list[RequestOutput]:

@@ -17,6 +17,8 @@ from baton.doctor.known_peers import KnownPeers
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
 from baton.process.progress import ProgressReporter
 from baton.rpc.peers import Channels
+from baton.rpc.tracing.base import Tracer
+from baton.rpc.tracing.factory import open_tracer
 from baton.settings.config_file import load
 from baton.settings.flags import click_options
 from baton.settings.options import options_of
@@ -30,13 +32,15 @@ logger = logging.getLogger("baton.simulation.workers")  # also when it is run as
 
 
 @asynccontextmanager
-async def simulated_workers(configs: Iterable[SimulatedWorkerConfig]) -> AsyncIterator[list[SimulatedWorker]]:
-    """Serve workers in the caller's event loop during a `with` block."""
+async def simulated_workers(
+    configs: Iterable[SimulatedWorkerConfig], tracer: Tracer | None = None
+) -> AsyncIterator[list[SimulatedWorker]]:
+    """Serve workers in the caller's event loop during a `with` block. `tracer`: exports their spans."""
     channels, peers = Channels(), KnownPeers(None)
     workers: list[SimulatedWorker] = []
     try:
         for config in configs:
-            workers.append(SimulatedWorker(config, channels, peers))
+            workers.append(SimulatedWorker(config, channels, peers, tracer))
             await workers[-1].start()
         yield workers
     finally:
@@ -49,12 +53,15 @@ async def run(config: SimulationConfig) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    async with simulated_workers(config.workers()) as workers, _registered(config, workers):
+    tracer = open_tracer(config.otlp_traces_endpoint, "baton-worker", "simulation")
+    async with simulated_workers(config.workers(), tracer) as workers, _registered(config, workers):
         click.echo(json.dumps(_summary(workers)))
         ProgressReporter(config.progress_fd).ready(address=workers[0].address, num_workers=len(workers))
         logger.info("%d simulated workers serve, the first at %s", len(workers), workers[0].address)
         await stopping.wait()
         await _drain(workers, config.drain_timeout_s)
+    if tracer is not None:
+        await tracer.close()
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from baton.settings.names import WILDCARDS, Role
 from baton.settings.options import LEASE_S, PROGRESS_FD, option
+from baton.settings.otlp_endpoint import OTLP_ENDPOINT, check_otlp_endpoint
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError
 from baton.simulation.engine.spec import WorkerSpec
@@ -32,6 +33,7 @@ class SimulationConfig:
     )
     lease_s: float = option(10.0, LEASE_S, minimum=1, maximum=3600)
     drain_timeout_s: float = option(30.0, "Maximum seconds to wait for running requests on shutdown.", minimum=0)
+    otlp_traces_endpoint: str | None = option(None, OTLP_ENDPOINT, aliases=("--otlp-endpoint",))
     progress_fd: int | None = option(None, PROGRESS_FD, minimum=0, hidden=True)
     spec: WorkerSpec = field(default_factory=WorkerSpec)
 
@@ -39,6 +41,7 @@ class SimulationConfig:
         """Raise OptionError for an impossible value or combination."""
         if self.prefill + self.decode + self.colocated == 0:
             raise OptionError("there is no worker to simulate; set --colocated, or --prefill and --decode")
+        check_otlp_endpoint(self.otlp_traces_endpoint)
         if self.registry is not None:
             parse_registry_url(self.registry)
             if self.host in WILDCARDS:

@@ -15,6 +15,7 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.grpc_options import SERVER_OPTIONS
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.peers import Channels
+from baton.rpc.tracing.base import Tracer
 from baton.settings.names import host_port
 from baton.simulation.engine.clock import LoopClock
 from baton.simulation.engine.core import EngineCore
@@ -26,6 +27,7 @@ from baton.worker.drain import Drain
 from baton.worker.kv.cache_control import KVCacheService
 from baton.worker.kv.source import KVSourceService
 from baton.worker.reporting import WorkerCounters
+from baton.worker.request_trace import WorkerTracing
 from baton.worker.service import WorkerService
 
 # Defaults of a real worker.
@@ -44,9 +46,12 @@ ROLES = {
 class SimulatedWorker:
     """An engine and a server on its own port, which serves once, from `start` to `stop`."""
 
-    def __init__(self, config: SimulatedWorkerConfig, channels: Channels, peers: KnownPeers) -> None:
-        """`channels` and `peers` may be shared by all workers of a process, and outlive them."""
+    def __init__(
+        self, config: SimulatedWorkerConfig, channels: Channels, peers: KnownPeers, tracer: Tracer | None = None
+    ) -> None:
+        """`channels`, `peers` and `tracer` may be shared by all workers of a process, and outlive them."""
         self.config = config
+        self._tracer = tracer
         self.core = EngineCore(config.spec, LoopClock(), Tokens(config.spec), config.time_scale)
         self.counters = WorkerCounters()
         self.drain = Drain()
@@ -118,11 +123,13 @@ class SimulatedWorker:
                 HandoverLimits(TRANSFER_DEADLINE_S, HANDOVER_TIMEOUT_S),
                 takes_handovers=role != "both",
                 orphan_timeout_s=ORPHAN_TIMEOUT_S,
+                tracer=self._tracer,
             )
             service = DecodeService(requests, self.description.incarnation)
             worker_pb2_grpc.add_DecodeServicer_to_server(service, self._server)
             yield requests
         if role != "decode":
-            prefill = PrefillService(*common, TRANSFER_DEADLINE_S)
+            tracing = WorkerTracing(self.config.worker_id, self._tracer)
+            prefill = PrefillService(*common, TRANSFER_DEADLINE_S, tracing=tracing)
             worker_pb2_grpc.add_PrefillServicer_to_server(prefill, self._server)
             yield prefill

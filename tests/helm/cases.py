@@ -30,6 +30,7 @@ JOB = {"modelCache": {"type": "pvc", "job": {"enabled": True}}}
 EVERYTHING = {
     "redis": {"persistence": {"enabled": True}},
     "head": {"faultTolerance": {"enabled": True}},
+    "tracing": {"endpoint": "grpc://collector.tracing:4317", "sampleRatio": 0.1},
     "router": {"grpc": True, "autoscaling": {"enabled": False}, "config": {"maxQueueWaitS": 2.5, "policy": "cost"}},
     "keda": {"enabled": True, "prometheusAddress": "http://prometheus.monitoring:9090", "scrapedElsewhere": True},
     "autoscaling": {"clusterBudget": {"enabled": True, "createClusterRole": True}},

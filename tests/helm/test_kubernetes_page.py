@@ -39,6 +39,7 @@ UPGRADES: list[tuple[str, str, dict[str, Any]]] = [
     (REPLICAS, "strict", {"strict": True}),
     (REPLICAS, "maxStepSeconds", {"maxStepSeconds": 9}),
     (REPLICAS, "kvStores", {"kvStores": {"disk": "/kv"}}),
+    (REPLICAS, "tracing", {"tracing": {"endpoint": "http://collector:4318"}}),
     (REPLICAS, "startTimeoutSeconds", {"decode": {"startTimeoutSeconds": 3600}}),
     (REPLICAS, "healthCheck*Seconds", {"decode": {"healthCheckPeriodSeconds": 5}}),
     (REPLICAS, "autoscaling.enabled", BY_HAND),

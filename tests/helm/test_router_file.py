@@ -9,7 +9,7 @@ import yaml
 from baton.router.config import RouterConfig
 from baton.settings.config_file import load
 from tests.helm import charts
-from tests.helm.application import snake
+from tests.helm.application import settings_of, snake
 from tests.helm.cases import CASES
 
 
@@ -48,6 +48,24 @@ def test_the_slo_reaches_the_router() -> None:
     objects = charts.render(charts.merged(charts.MODEL, {"router": {"config": promised}}))
     told = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
     assert {snake(name): value for name, value in promised.items()}.items() <= told.items()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [("grpc://collector.tracing", 4317), ("http://collector:9999/v1/traces", 9999), ("https://collector", 4318)],
+)
+def test_traces_go_to_one_collector_from_routers_and_workers(endpoint: str, port: int) -> None:
+    values = {"tracing": {"endpoint": endpoint, "sampleRatio": 0.25}}
+    objects = charts.render(charts.merged(charts.MODEL, values))
+    told = yaml.safe_load(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    assert (told["otlp_traces_endpoint"], told["trace_sample_ratio"]) == (endpoint, 0.25)
+    assert settings_of(objects).cluster.worker["otlp_traces_endpoint"] == endpoint
+    for name in ("baton-router", "baton-workers"):
+        egress = charts.only(objects, "NetworkPolicy", name)["spec"]["egress"]
+        assert [{"port": port}] in [rule.get("ports") for rule in egress]
+    without = charts.render(charts.MODEL)
+    assert "otlp" not in charts.only(without, "ConfigMap", "baton-router")["data"]["router.yaml"]
+    assert "otlp_traces_endpoint" not in settings_of(without).cluster.worker
 
 
 def test_routers_share_the_claim_of_their_files() -> None:

@@ -54,6 +54,11 @@ def test_every_command_and_process_imports_without_optional_packages() -> None:
             ["--transport", "nixl"],
             '--transport nixl needs nixl, which is not installed: pip install "baton-serve[nixl]"',
         ),
+        (
+            ["--otlp-traces-endpoint", "http://127.0.0.1:4318"],
+            "--otlp-traces-endpoint needs opentelemetry-exporter-otlp-proto-http, which is not installed: "
+            'pip install "baton-serve[tracing]"',
+        ),
     ],
 )
 def test_an_option_whose_package_is_missing_ends_with_one_line(flags: list[str], line: str) -> None:

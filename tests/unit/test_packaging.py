@@ -93,7 +93,7 @@ def test_contributing_names_existing_targets_and_files() -> None:
 
 def test_every_optional_package_has_an_extra_and_is_not_a_base_dependency() -> None:
     extras = {name: list(map(Requirement, texts)) for name, texts in PROJECT["optional-dependencies"].items()}
-    own_names = {"nixl", "ray", "kubernetes", "grammar", "images", "s3", "encryption"}
+    own_names = {"nixl", "ray", "kubernetes", "grammar", "images", "s3", "encryption", "tracing"}
     assert own_names | {"gpu", "cluster", "dev"} == extras.keys()
     for package in OPTIONAL_PACKAGES:
         assert package.distribution in {each.name for each in extras[package.extra]}

@@ -28,6 +28,18 @@ podSelector:
 {{- end -}}
 {{- end }}
 
+{{/* The collector of traces. */}}
+{{- define "baton.tracingEgress" -}}
+{{- with .Values.tracing.endpoint -}}
+{{- $url := urlParse . -}}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
+- to:
+    {{- toYaml $.Values.networkPolicy.tracing | nindent 4 }}
+  ports:
+    - {port: {{ default (ternary "4317" "4318" (hasPrefix "grpc" $url.scheme)) $port }}}
+{{- end -}}
+{{- end }}
+
 {{/* Ports of the hub, and of the mirror if its URL has another. */}}
 {{- define "baton.hubPorts" -}}
 {{- $ports := list -}}
@@ -88,6 +100,7 @@ spec:
     {{- include "baton.dnsEgress" . | nindent 4 }}
     {{- include "baton.redisEgress" . | nindent 4 }}
     {{- include "baton.servingHubEgress" . | nindent 4 }}
+    {{- include "baton.tracingEgress" . | nindent 4 }}
     - to:
         - {{ include "baton.peers" (dict "root" . "components" $workers) | nindent 10 | trim }}
       ports:
@@ -111,6 +124,7 @@ spec:
     {{- include "baton.dnsEgress" . | nindent 4 }}
     {{- include "baton.redisEgress" . | nindent 4 }}
     {{- include "baton.servingHubEgress" . | nindent 4 }}
+    {{- include "baton.tracingEgress" . | nindent 4 }}
     - to:
         - {{ include "baton.peers" (dict "root" . "components" $ray) | nindent 10 | trim }}
 ---

@@ -103,6 +103,9 @@ max_step_s: {{ . }}
 {{- if not (kindIs "invalid" .Values.maxPinnedFraction) }}
 max_pinned_fraction: {{ .Values.maxPinnedFraction }}
 {{- end }}
+{{- with .Values.tracing.endpoint }}
+otlp_traces_endpoint: {{ . | quote }}
+{{- end }}
 {{- include "baton.kvStores" . }}
 {{- include "baton.rayTLS" . }}
 engine:

@@ -13,6 +13,10 @@ port: 8000
 processes: {{ .Values.router.processes }}
 drain_timeout_s: {{ .Values.drainTimeoutSeconds }}
 slo: ttft={{ .Values.slo.ttftSeconds }}s,tpot={{ .Values.slo.tpotSeconds }}s
+{{- with .Values.tracing.endpoint }}
+otlp_traces_endpoint: {{ . | quote }}
+trace_sample_ratio: {{ $.Values.tracing.sampleRatio }}
+{{- end }}
 {{- if .Values.router.grpc }}
 grpc_port: 9000
 {{- end }}

@@ -121,10 +121,11 @@ def test_sections_of_the_file_reach_their_processes(tmp_path: Path) -> None:
     prefill: 2
     transport: tcp
     drain_timeout_s: 7
+    otlp_traces_endpoint: http://collector:4318
     engine: {max-num-seqs: 8, kv_cache_memory_bytes: 256MiB}
     prefill_engine: {max_num_batched_tokens: 2048}
     decode_engine: {max_num_seqs: 16, num_threads: 3}
-    router: {local_prefill_below: 0, policy: round_robin}
+    router: {local_prefill_below: 0, policy: round_robin, trace_sample_ratio: 0.5}
     """
     loaded = settings(tmp_path, text, max_num_seqs=None, decode_kv_cache_memory_bytes=1 << 30)
     planned = plan(loaded)
@@ -137,6 +138,9 @@ def test_sections_of_the_file_reach_their_processes(tmp_path: Path) -> None:
     assert {worker.transport for worker in planned.workers} == {"tcp"}
     assert (planned.router.policy, planned.router.local_prefill_below) == ("round_robin", 0)
     assert {planned.router.drain_timeout_s, *(worker.drain_timeout_s for worker in planned.workers)} == {7}
+    endpoints = {planned.router.otlp_traces_endpoint, *(worker.otlp_traces_endpoint for worker in planned.workers)}
+    assert endpoints == {"http://collector:4318"}
+    assert planned.router.trace_sample_ratio == 0.5
     assert planned.router.port == 9000
 
 

@@ -125,6 +125,15 @@ def test_the_processes_of_a_workers_nodes_differ_in_their_number_and_host() -> N
         assert not any(word.startswith(("--nnodes", "--master", "--node")) for word in alone.argv)
 
 
+def test_routers_and_workers_export_traces_to_one_endpoint() -> None:
+    read = settings(otlp_traces_endpoint="grpc://collector:4317", router={"trace_sample_ratio": 0.5})
+    flag = "--otlp-traces-endpoint=grpc://collector:4317"
+    router = router_process(read, "router-abc", NODE)
+    assert {flag, "--trace-sample-ratio=0.5"} <= set(router.argv)
+    with worker_process(read, "decode", "decode-abc", NODE) as worker:
+        assert flag in worker.argv
+
+
 def test_a_replica_has_time_to_drain_hand_off_and_end() -> None:
     read = settings(drain_timeout_s=60, router_ray={"graceful_shutdown_timeout_s": 600})
     assert read.shutdown_timeout_s("decode") == 60 + 2 + 30 + 5  # as in docs/ray.md: 37 s in addition to the drain

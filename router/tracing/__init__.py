@@ -1,0 +1,1 @@
+"""Traces of requests: what a router records of each, its export, and the timelines of recent requests."""

@@ -1,0 +1,95 @@
+"""The decision which requests are recorded, and what becomes of their traces."""
+
+import logging
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from baton.router.config import RouterConfig
+from baton.router.tracing.request_trace import RequestTrace
+from baton.router.tracing.timeline_group import TimelineGroup
+from baton.router.tracing.timelines import Timelines
+from baton.rpc.tracing.base import Tracer
+from baton.rpc.tracing.context import TraceContext, new_span_id, new_trace_id, read_context
+from baton.rpc.tracing.factory import open_tracer
+from baton.settings.names import is_name
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TIMELINES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Traces of the requests of a router, of which sampled ones are exported."""
+
+    tracer: Tracer | None  # None: nothing is exported
+    timelines: Timelines | None  # None: none are kept
+    group: TimelineGroup | None = None  # of the processes that share the ports; None: a single process
+
+    def begin(self, operation: str, request_id: str, headers: Mapping[str, str]) -> RequestTrace | None:
+        """Return the trace of a request with these headers or metadata; None if nothing of it is needed.
+
+        The trace continues the client's, if there is one and the router exports traces.
+        """
+        parent = None if self.tracer is None else read_context(headers)
+        trace_id = new_trace_id() if parent is None else parent.trace_id
+        is_sampled = self.tracer is not None and self.tracer.is_sampled(trace_id, parent)
+        if not is_sampled and self.timelines is None:
+            return None
+        context = TraceContext(trace_id, new_span_id(), is_sampled, "" if parent is None else parent.state)
+        return RequestTrace(operation, request_id, context, parent)
+
+    def end(self, trace: RequestTrace) -> None:
+        """Export the trace of a request that has ended, and keep its timeline. Logs its own errors."""
+        try:
+            self._end(trace)
+        except Exception:  # the request has its response
+            logger.exception("the trace of %s is lost", trace.request_id)
+
+    def _end(self, trace: RequestTrace) -> None:
+        trace.close()
+        if self.tracer is not None and trace.root.context.is_sampled:
+            self.tracer.export(trace.recorder)
+        if self.timelines is not None:
+            self.timelines.keep(trace)
+
+    async def find(self, request_id: str) -> bytes | None:
+        """Return the timeline of a recent request, whichever process has served it; None if there is none."""
+        if self.timelines is None or not is_name(request_id):
+            return None
+        timeline = self.timelines.find(request_id)
+        return await self.group.find(request_id) if timeline is None and self.group is not None else timeline
+
+    async def __aenter__(self) -> "Recording":
+        if self.group is not None:
+            await self.group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Export what is queued."""
+        if self.group is not None:
+            await self.group.__aexit__(kind, error, trace)
+        if self.tracer is not None:
+            await self.tracer.close()
+
+
+def open_recording(config: RouterConfig) -> Recording | None:
+    """Return what the options ask for; None if they ask for nothing. Raises MissingExtra."""
+    num_timelines = config.keep_timelines
+    if num_timelines is None:
+        num_timelines = 0 if config.otlp_traces_endpoint is None else DEFAULT_TIMELINES
+    if config.otlp_traces_endpoint is None and not num_timelines:
+        return None
+    instance = socket.gethostname() if config.process is None else f"{socket.gethostname()}-{config.process}"
+    tracer = open_tracer(config.otlp_traces_endpoint, "baton-router", instance, config.trace_sample_ratio)
+    if not num_timelines:
+        return Recording(tracer, None)
+    timelines, group = Timelines(num_timelines), None
+    if config.process is not None and config.group_dir is not None:
+        group = TimelineGroup(Path(config.group_dir), config.process, config.processes, timelines)
+    return Recording(tracer, timelines, group)

@@ -1,0 +1,19 @@
+"""The tracer of a process."""
+
+from baton.extras import OPENTELEMETRY
+from baton.rpc.tracing.base import Tracer
+from baton.settings.otlp_endpoint import parse_otlp_endpoint
+
+
+def open_tracer(endpoint: str | None, service: str, instance: str, sample_ratio: float = 1.0) -> Tracer | None:
+    """Return the tracer that exports to an endpoint; None without one. Starts a thread.
+
+    `service` and `instance`: names of the program and of this process. Raises MissingExtra.
+    """
+    if endpoint is None:
+        return None
+    OPENTELEMETRY.require("--otlp-traces-endpoint")
+    from baton.rpc.tracing.otel import OtelTracer, make_exporter
+
+    resource = {"service.name": service, "service.namespace": "baton", "service.instance.id": instance}
+    return OtelTracer(make_exporter(parse_otlp_endpoint(endpoint)), resource, sample_ratio)

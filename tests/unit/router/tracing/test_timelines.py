@@ -1,0 +1,100 @@
+"""Timelines of recent requests: what a router keeps, and where it finds them."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from baton.router.tracing.request_trace import RequestTrace
+from baton.router.tracing.timeline_group import TimelineGroup
+from baton.router.tracing.timelines import Timelines
+from baton.rpc.tracing.context import TraceContext
+from tests.unit.router.tracing.test_traces import complete
+from tests.unit.router.tracing.traced_cluster import TracedCluster, traced_cluster
+
+
+def ended(request_id: str) -> RequestTrace:
+    """Return the trace of a request that has ended."""
+    trace = RequestTrace("chat", request_id, TraceContext(1, 2, is_sampled=False), None)
+    trace.close()
+    return trace
+
+
+async def timeline(cluster: TracedCluster, request_id: str) -> dict[str, Any]:
+    """Return the timeline of a request. It is kept when the response has been sent."""
+    response = await cluster.router.http.get(f"/timelines/{request_id}")
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+async def test_a_timeline_has_the_times_of_router_and_workers_without_a_collector() -> None:
+    async with traced_cluster(None, "prefill", "decode", keep_timelines=2) as cluster:
+        usage = (await complete(cluster, {"x-request-id": "one"})).json()["usage"]
+        found = await timeline(cluster, "one")
+    spans = {(span["name"], span["where"]): span for span in found["spans"]}
+    assert spans.keys() == {
+        *((name, "router") for name in ("text_completion bundled_model", "admission", "tokenize", "plan", "attempt")),
+        *((name, "decode-1") for name in ("decode", "queue", "kv_transfer")),
+        *((name, "prefill-0") for name in ("prefill", "queue", "compute")),
+    }
+    assert [span["depth"] for span in found["spans"]] == [0, 1, 1, 1, 1, 2, 3, 3, 4, 5, 5]
+    assert (found["request_id"], found["model"], found["sampled"]) == ("one", "bundled_model", False)
+    total_s = found["duration_s"]
+    assert all(-0.01 <= span["start_s"] <= total_s for span in found["spans"])
+    prefill, transfer = spans["prefill", "prefill-0"], spans["kv_transfer", "decode-1"]
+    assert transfer["start_s"] <= prefill["start_s"] + 1e-6
+    assert prefill["attributes"]["baton.computed_tokens"] == str(usage["prompt_tokens"])
+    assert found["attributes"]["gen_ai.usage.output_tokens"] == 6
+
+
+async def test_a_router_keeps_the_last_timelines() -> None:
+    async with traced_cluster(None, "both", keep_timelines=2) as cluster:
+        for request_id in ("one", "two", "three", "two"):
+            await complete(cluster, {"x-request-id": request_id})
+        statuses = [
+            (await cluster.router.http.get(f"/timelines/{name}")).status_code for name in ("one", "two", "three")
+        ]
+    assert statuses == [404, 200, 200]
+
+
+def test_timelines_are_bounded_in_bytes() -> None:
+    names = [f"request-{number}" for number in range(10)]
+    roomy, tight = Timelines(10), Timelines(10, max_bytes=1200)
+    for name in names:
+        roomy.keep(ended(name))
+        tight.keep(ended(name))
+    assert all(map(roomy.find, names))
+    kept = [timeline for timeline in map(tight.find, names) if timeline is not None]
+    assert kept
+    assert sum(map(len, kept)) <= 1200
+    assert tight.find(names[-1])
+    assert not tight.find(names[0])
+
+
+async def test_a_router_without_timelines_names_the_option() -> None:
+    async with traced_cluster(None, "both") as cluster:
+        await complete(cluster, {"x-request-id": "one"})
+        response = await cluster.router.http.get("/timelines/one")
+    assert response.status_code == 404
+    assert "--keep-timelines" in response.json()["error"]["message"]
+
+
+async def test_timelines_need_a_key_if_the_router_has_keys() -> None:
+    async with traced_cluster(None, "both", keep_timelines=2, api_key=("secret",)) as cluster:
+        headers = {"authorization": "Bearer secret"}
+        await complete(cluster, {"x-request-id": "one", **headers})
+        without = await cluster.router.http.get("/timelines/one")
+        with_key = await cluster.router.http.get("/timelines/one", headers=headers)
+    assert (without.status_code, with_key.status_code) == (401, 200)
+
+
+async def test_processes_that_share_a_port_find_each_others_timelines(tmp_path: Path) -> None:
+    kept = [Timelines(2) for _ in range(3)]
+    kept[1].keep(ended("one"))
+    groups = [TimelineGroup(tmp_path, number, 3, timelines) for number, timelines in enumerate(kept)]
+    async with groups[0], groups[1]:  # the third process has not started
+        found = await groups[0].find("one")
+        assert found is not None
+        assert orjson.loads(found)["request_id"] == "one"
+        assert await groups[0].find("two") is None
+    assert await groups[0].find("one") is None
