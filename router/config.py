@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.router.admission.shared_places import reserved_places
-from baton.router.auth.api_key import hidden
-from baton.router.config_checks import check_https, check_media_domains, check_origins
+from baton.router.config_checks import check_https, check_media_domains, check_origins, hidden_keys, read_slo
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
@@ -18,11 +17,11 @@ from baton.router.model_options import (
 from baton.settings.names import is_loopback, is_worker_address
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.registry_url import parse_registry_url
-from baton.settings.slo import parse_slo
 from baton.settings.values import JsonText, OptionError
 
 SECRETS = {  # environment variables
     "api_key": "BATON_API_KEY",
+    "admin_api_key": "BATON_ADMIN_API_KEY",
     "registry": "BATON_REGISTRY",
     "cache_secret": "BATON_CACHE_SECRET",
 }
@@ -138,6 +137,12 @@ class RouterConfig:
         f" lines: prefer {SECRETS['api_key']} or the file.",
         secret=True,
     )
+    admin_api_key: tuple[str, ...] | None = option(
+        None,
+        f"API key that may also use the web console, or several. Prefer {SECRETS['admin_api_key']} or the file.",
+        secret=True,
+    )
+    console: bool = option(True, "Serve the web console at /console.")
     api_keys_file: str | None = option(None, "YAML file of API keys with their limits; reloaded when it changes.")
     protect_operations: bool | None = option(
         None,
@@ -244,10 +249,9 @@ class RouterConfig:
 
         Keys are replaced by their digests: a config becomes the flags of other processes, which all users can read.
         """
-        if self.api_key is not None:
-            if not self.api_key or not all(self.api_key):
-                raise OptionError("api_key: must not be empty; omit it if there is no key")
-            object.__setattr__(self, "api_key", tuple(map(hidden, self.api_key)))
+        for name, keys in (("api_key", self.api_key), ("admin_api_key", self.admin_api_key)):
+            if keys is not None:
+                object.__setattr__(self, name, hidden_keys(name, keys))
         if self.protect_operations and not self.needs_key:
             raise OptionError("protect_operations: requires api_key or api_keys_file")
         if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET_CHARS:
@@ -292,15 +296,7 @@ class RouterConfig:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
         if self.target_ttft_ms is not None and self.target_tpot_ms is not None:
             return {"ttft": self.target_ttft_ms / 1000, "tpot": self.target_tpot_ms / 1000}
-        if self.slo == "none":
-            return {}
-        try:
-            limits = parse_slo(self.slo or DEFAULT_SLO)
-        except OptionError as error:
-            raise OptionError(f"slo: {error}") from error
-        if len(limits) < 2:
-            raise OptionError(f"slo: {self.slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
-        return limits
+        return read_slo(self.slo or DEFAULT_SLO)
 
     @property
     def scheme(self) -> str:
@@ -310,7 +306,7 @@ class RouterConfig:
     @property
     def needs_key(self) -> bool:
         """Whether clients need an API key."""
-        return self.api_key is not None or self.api_keys_file is not None
+        return any(each is not None for each in (self.api_key, self.admin_api_key, self.api_keys_file))
 
     @property
     def protects_operations(self) -> bool:

@@ -4,8 +4,30 @@ import re
 from collections.abc import Iterable
 from ipaddress import ip_address
 
+from baton.router.auth.api_key import hidden
 from baton.settings.names import is_origin
+from baton.settings.slo import parse_slo
 from baton.settings.values import OptionError
+
+
+def hidden_keys(name: str, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the digests of API keys. Raises OptionError if there is none, or an empty one."""
+    if not keys or not all(keys):
+        raise OptionError(f"{name}: must not be empty; omit it if there is no key")
+    return tuple(map(hidden, keys))
+
+
+def read_slo(slo: str) -> dict[str, float]:
+    """Return the targets `ttft` and `tpot` in seconds; empty for `none`. Raises OptionError."""
+    if slo == "none":
+        return {}
+    try:
+        limits = parse_slo(slo)
+    except OptionError as error:
+        raise OptionError(f"slo: {error}") from error
+    if len(limits) < 2:
+        raise OptionError(f"slo: {slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
+    return limits
 
 
 def check_origins(cors_origins: Iterable[str]) -> None:

@@ -74,9 +74,13 @@ class Pipeline:
         Raises InvalidRequest, NoWorker if no decode worker is ready, or DeadlineExceeded.
         """
         deadline_s = request.context.deadline_s
-        if deadline_s is None:
-            return await self._prepare(request)
-        return await result_within(deadline_s, self._prepare(request), "was tokenised")
+        try:
+            if deadline_s is None:
+                return await self._prepare(request)
+            return await result_within(deadline_s, self._prepare(request), "was tokenised")
+        except Exception as error:
+            self._metrics.recent.failed(request.request_id, error)
+            raise
 
     def generate(self, generation: Generation) -> AsyncGenerator[CompletionDelta, None]:
         """Yield the deltas of all completions until each has finished. Closing it cancels them at the workers.
@@ -232,8 +236,9 @@ class Pipeline:
                     yield delta
                     if output.finished:
                         break
-        except Exception:
+        except Exception as error:
             reason = "error"
+            self._metrics.recent.failed(generation.request.request_id, error)
             raise
         finally:
             meter.ended(reason)

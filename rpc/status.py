@@ -2,6 +2,7 @@
 
 ServiceError
 ├── Unauthenticated   the caller's API key is missing or unknown
+├── PermissionDenied  the caller's API key does not allow the operation
 ├── NotFound          no such model, request or worker
 ├── Unavailable       the request cannot be served now (draining, no worker, connection lost); a retry may succeed
 ├── Conflict          another call has taken over the object of this one, or the two contradict each other
@@ -34,6 +35,10 @@ class ServiceError(Exception):
 
 class Unauthenticated(ServiceError):
     """The caller's API key is missing or unknown; the text never repeats the key."""
+
+
+class PermissionDenied(ServiceError):
+    """The caller's API key does not allow the operation; the text says what would."""
 
 
 class NotFound(ServiceError):
@@ -78,6 +83,7 @@ _TABLE: dict[type[BaseException], Status] = {
     EngineEnded: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     EngineError: _INTERNAL,
     Unauthenticated: Status(StatusCode.UNAUTHENTICATED, 401, "invalid_request_error"),
+    PermissionDenied: Status(StatusCode.PERMISSION_DENIED, 403, "permission_error"),
     NotFound: Status(StatusCode.NOT_FOUND, 404, "invalid_request_error"),
     Unavailable: Status(StatusCode.UNAVAILABLE, 503, "service_unavailable_error"),
     Conflict: Status(StatusCode.ABORTED, 409, "conflict_error"),

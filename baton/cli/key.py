@@ -23,6 +23,7 @@ def command() -> None:
 @click.option("--requests-per-minute", type=click.IntRange(1), help="Maximum requests a minute.")
 @click.option("--tokens-per-minute", type=click.IntRange(1), help="Maximum prompt and output tokens a minute.")
 @click.option("--cache-salt", help="Prefix-cache scope; only keys with the same salt share cached prompts.")
+@click.option("--admin", is_flag=True, help="Allow the web console, and draining workers there.")
 @click.option("--expires-in-days", type=click.FloatRange(0, 36500, min_open=True), help="Days until it is rejected.")
 def new(expires_in_days: float | None, **fields: object) -> None:
     """Print a new key, and its entry for --api-keys-file.
@@ -59,6 +60,6 @@ def check(file: Path) -> None:
 
 def _entry_text(entry: KeyEntry) -> str:
     """Return the entry as YAML, without fields that have their default."""
-    given = {name: value for name, value in asdict(entry).items() if value not in (None, 0)}
+    given = {name: value for name, value in asdict(entry).items() if value not in (None, 0, False)}
     lines = yaml.safe_dump([given], sort_keys=False).splitlines()
     return "".join(f"  {line}\n" for line in lines)

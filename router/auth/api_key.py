@@ -28,6 +28,7 @@ class ApiKey:
     tokens_per_minute: int | None = None  # of prompts and outputs
     cache_scope: str | None = None  # keys of one scope share cached prompts; None: the key shares none
     expires_s: float | None = None  # Unix time from which the key is refused
+    is_admin: bool = False  # may use the console, and drain workers there
 
     @property
     def tenant(self) -> str:
@@ -62,7 +63,7 @@ def is_hidden(text: str) -> bool:
     return text.startswith(DIGEST_PREFIX) and HEX_DIGEST.fullmatch(text, len(DIGEST_PREFIX)) is not None
 
 
-def unnamed_key(text: str) -> ApiKey:
+def unnamed_key(text: str, is_admin: bool = False) -> ApiKey:
     """Return the key of a digest from `hidden`. Its name is derived from the digest, the same at all routers."""
     digest = bytes.fromhex(text.removeprefix(DIGEST_PREFIX))
-    return ApiKey(name=f"key-{sha256(digest).hexdigest()[:8]}", digest=digest)
+    return ApiKey(name=f"key-{sha256(digest).hexdigest()[:8]}", digest=digest, is_admin=is_admin)

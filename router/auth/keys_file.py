@@ -9,6 +9,7 @@ keys:
     tokens_per_minute: 200000
     cache_salt: research        # scope within which cached prompts are shared
     expires: 2027-01-31T00:00:00Z
+    admin: true                 # may use the web console, and drain workers there
 """
 
 import os
@@ -51,6 +52,7 @@ class KeyEntry:
     tokens_per_minute: int | None = option(None, "Tokens of prompts and outputs a minute.", minimum=1)
     cache_salt: str | None = option(None, "Scope within which cached prompts are shared.")
     expires: str | None = option(None, "Time after which the key is invalid, in ISO 8601.")
+    admin: bool = option(False, "May use the web console, and drain workers there.")
 
 
 ENTRY_OPTIONS = options_of(KeyEntry)
@@ -180,6 +182,7 @@ def _key(entry: object, where: str) -> ApiKey:
         tokens_per_minute=checked.tokens_per_minute,
         cache_scope=checked.cache_salt,
         expires_s=None if checked.expires is None else _unix_time(checked.expires, f"{where}.expires"),
+        is_admin=checked.admin,
     )
 
 

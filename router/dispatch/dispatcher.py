@@ -12,7 +12,7 @@ from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_command, take_failure
 from baton.router.dispatch.first_worker import FirstWorker
-from baton.router.dispatch.progress import Holder, Progress
+from baton.router.dispatch.progress import Holder, Progress, live_completion
 from baton.router.errors import Draining, HandedOff, NoWorker, ShortOfRanks, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
@@ -74,7 +74,7 @@ class Dispatcher:
 
         Raises NoWorker, Draining, QueueFull, InvalidRequest (also for impossible hints), or the worker's error.
         """
-        progress = Progress(list(generation.token_ids))
+        progress = Progress(list(generation.token_ids), self._metrics.live.begin(live_completion(generation, index)))
         self._budget.note_request()
         if index > 0:
             progress.move()  # it starts while the first completion runs
@@ -98,6 +98,7 @@ class Dispatcher:
                     logger.warning("%s is retried: %s", generation.request.request_id, error)
         finally:
             self._release(progress)
+            self._metrics.live.end(progress.live)
             if num_tokens := len(progress.token_ids) - len(generation.token_ids):
                 self._output_length.note(num_tokens)  # also if it was cancelled: clients stop reading at the end
 
@@ -209,6 +210,7 @@ class Dispatcher:
             plan = replace(plan, prefill_fallbacks=())  # it may end every prefill worker that computes its prompt
         self._pool.take_turn()
         self._metrics.planned(plan.kind.value)
+        self._metrics.live.routed(progress.live, plan)
         if not progress.attempt:
             self._metrics.traffic.routed(plan, progress.routed)
         logger.debug("%s: %s", generation.request.request_id, plan.reason)
@@ -274,7 +276,7 @@ class Dispatcher:
         mailbox = attach.submit(
             command,
             generation.request.patient,
-            partial(self._note_generated, generation),
+            partial(self._note_generated, generation, progress),
             partial(self._may_move, progress),
         )
         share = self._account(command.number, plan, progress.routed)
@@ -314,10 +316,11 @@ class Dispatcher:
             share.remove()
             times.ended()
 
-    def _note_generated(self, generation: Generation, num_tokens: int) -> None:
+    def _note_generated(self, generation: Generation, progress: Progress, num_tokens: int) -> None:
         """Count tokens as they arrive, also those that the mailbox of a patient request holds back."""
         self._metrics.traffic.generated(num_tokens)
         generation.generated.add(num_tokens)
+        self._metrics.live.tokens(progress.live, num_tokens)
 
     def _expect(self, generation: Generation, plan: Plan, token_ids: list[int]) -> None:
         """Note the blocks that the workers have cached now: the chat's next turn may arrive before they report them."""

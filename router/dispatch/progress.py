@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from baton.router.dispatch.attempt import Losses
+from baton.router.generation import Generation
+from baton.router.metrics.live import LiveCompletion
 from baton.router.policy.cluster import RoutedRequest
 from baton.rpc.backoff import Backoff
 
@@ -25,6 +27,7 @@ class Progress:
     """Progress of one completion over all its attempts."""
 
     token_ids: list[int]  # prompt and output so far
+    live: LiveCompletion
     num_prompt_logprobs: int = 0  # positions that were yielded
     attempt: int = 0  # earlier attempts
     num_failures: int = 0  # earlier attempts that count as failures
@@ -64,3 +67,11 @@ class Progress:
             self.backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         await self.backoff.wait()
         self.busy.clear()
+
+
+def live_completion(generation: Generation, index: int) -> LiveCompletion:
+    """Return the completion as the console shows it."""
+    request = generation.request
+    return LiveCompletion(
+        request.request_id, index, len(generation.token_ids), generation.sampling.max_tokens, request.context.arrived_s
+    )

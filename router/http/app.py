@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,6 +18,7 @@ from baton.router.anthropic.request import CountTokensRequest, MessagesRequest
 from baton.router.auth.client import Gate
 from baton.router.batches.api import BatchesApi, add_batch_routes
 from baton.router.batches.request import BatchRequest
+from baton.router.console.api import ConsoleApi, index_route
 from baton.router.embeddings.api import EmbeddingsApi
 from baton.router.embeddings.request import EmbeddingRequest
 from baton.router.files.api import add_file_routes
@@ -102,8 +104,14 @@ def make_http_app(service: RouterService) -> HttpApp:
     add_routes(others, service)
     add_file_routes(others, service)
     add_batch_routes(others, service)
-    others.router.routes += tensors.routes()
-    return HttpApp({**posts, **tensors.posts(intake)}, others, service.unread, config.cors_origins, intake.reader.close)
+    others.router.routes += [*tensors.routes(), index_route(config.console)]
+    closing = ExitStack()
+    closing.callback(intake.reader.close)
+    if config.console:
+        console = ConsoleApi(service)
+        others.router.routes += console.routes()
+        closing.callback(console.close)
+    return HttpApp({**posts, **tensors.posts(intake)}, others, service.unread, config.cors_origins, closing.close)
 
 
 def _anthropic(
