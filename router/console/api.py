@@ -89,7 +89,7 @@ class ConsoleApi:
         return self._assets.asset(request.path_params["name"])
 
     async def events(self, request: Request) -> Response:
-        """Return the stream of states. Raises Unauthenticated, PermissionDenied, or Unavailable for too many viewers."""
+        """Return the stream of states. Raises as `check_view`, or Unavailable for too many viewers."""
         headers = read_headers(request.scope["headers"])
         self._access.check_view(headers)
         events = self._events(headers)
@@ -135,9 +135,8 @@ def index_route(has_console: bool) -> Route:
 
     async def index(request: Request) -> Response:
         if has_console and "text/html" in request.headers.get("accept", ""):
-            return RedirectResponse(
-                CONSOLE.removeprefix("/"), 307, {"vary": "accept"}
-            )  # relative: proxies add prefixes
+            path = CONSOLE.removeprefix("/")  # relative: a proxy may add a prefix
+            return RedirectResponse(path, 307, {"vary": "accept"})
         return Response(body, headers={"vary": "accept"}, media_type="application/json")
 
     return Route("/", index)

@@ -24,7 +24,7 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-FOREVER = "public, max-age=31536000, immutable"  # the names have hashes of the contents
+FOREVER = "public, max-age=31536000, immutable"  # of files whose names have hashes of their contents
 
 
 class ConsoleAssets:
@@ -45,4 +45,5 @@ class ConsoleAssets:
         media_type = MEDIA_TYPES.get(Path(name).suffix)
         if content is None or media_type is None:
             raise HTTPException(404)
-        return Response(content, headers={**SECURITY_HEADERS, "cache-control": FOREVER}, media_type=media_type)
+        caching = FOREVER if name.encode() in self._page else "no-cache"
+        return Response(content, headers={**SECURITY_HEADERS, "cache-control": caching}, media_type=media_type)

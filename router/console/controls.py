@@ -21,7 +21,7 @@ from baton.rpc.tls import Security
 ANSWER_S = 2.0  # after which the caller is not kept waiting any more: a drain may take minutes
 MAX_CALLS = 64  # concurrent calls to workers
 ROLE_NUMBERS = {role: number for number, role in ROLES.items()}
-Call = Callable[[WorkerStub], Awaitable[object]]
+Call = Callable[[grpc.aio.Channel], Awaitable[object]]
 
 
 class Action(Enum):
@@ -115,7 +115,7 @@ class WorkerControls:
         """Raises Conflict or Unavailable."""
         try:
             async with self._security.channel(address) as channel:  # a change of role ends the router's own one
-                await call(WorkerStub(channel))
+                await call(channel)
         except grpc.aio.AioRpcError as error:
             kind = Conflict if error.code() is grpc.StatusCode.FAILED_PRECONDITION else Unavailable
             raise kind(f"the worker at {address}: {error.details()}") from error
@@ -130,18 +130,17 @@ def check_replaceable(leaving: WorkerConnection, connections: Sequence[WorkerCon
     assert leaving.description is not None
     role = ROLES[leaving.description.role]
     able = {role, WorkerRole.BOTH} | ({WorkerRole.DECODE} if role is WorkerRole.BOTH else set())
-    for other in connections:
-        if other is not leaving and other.state is ConnectionState.READY and other.description is not None:
-            if ROLES[other.description.role] in able:
-                return
+    others = (each for each in connections if each is not leaving and each.state is ConnectionState.READY)
+    if any(each.description is not None and ROLES[each.description.role] in able for each in others):
+        return
     raise Conflict(f"{leaving.description.worker_id} is the last {role.value} worker that accepts requests")
 
 
 def _call_of(order: Order) -> Call:
     if order.action is Action.DRAIN:
-        return lambda worker: worker.Drain(DrainRequest())
+        return lambda channel: WorkerStub(channel).Drain(DrainRequest())
     if order.action is Action.UNDRAIN:
-        return lambda worker: worker.Undrain(UndrainRequest())
+        return lambda channel: WorkerStub(channel).Undrain(UndrainRequest())
     assert order.role is not None
     request = ChangeRoleRequest(role=ROLE_NUMBERS[order.role])
-    return lambda worker: worker.ChangeRole(request)
+    return lambda channel: WorkerStub(channel).ChangeRole(request)

@@ -3,13 +3,18 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import exp
 
+from baton.protos.worker_pb2 import WorkerLoad
 from baton.router.metrics.worker_series import cache_usage
+from baton.router.policy.cluster import WorkerRole
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 
 MAX_TEXT_CHARS = 160  # of an id, an address or an error
 MAX_TIERS = 6
+SMOOTH_S = 3.0  # time constant of token rates
+ROLE_ORDER = [role.value for role in WorkerRole]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +77,35 @@ class PoolRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
+class _Reading:
     at_s: float
     generated: int
     prefilled: int
+    rates: TokenRates
 
 
 @dataclass(slots=True)
 class RateMeter:
-    """Token rates of workers between two readings of their counters."""
+    """Token rates of workers from readings of their counters, averaged over some `SMOOTH_S`."""
 
-    _last: dict[str, _Counts] = field(default_factory=dict)  # by incarnation
-    _next: dict[str, _Counts] = field(default_factory=dict)
+    _last: dict[str, _Reading] = field(default_factory=dict)  # by incarnation
+    _next: dict[str, _Reading] = field(default_factory=dict)
 
-    def read(self, connection: WorkerConnection, now_s: float) -> TokenRates:
-        """Return a worker's rates since the last round; zero in its first."""
-        assert connection.description is not None
-        incarnation, load = connection.description.incarnation, connection.load.reported
-        counts = _Counts(now_s, load.num_generated_tokens, load.num_prefilled_tokens)
-        last = self._last.get(incarnation, counts)
-        self._next[incarnation] = counts
-        passed_s = counts.at_s - last.at_s
-        if passed_s <= 0:
-            return TokenRates()
-        generated, prefilled = counts.generated - last.generated, counts.prefilled - last.prefilled
-        return TokenRates(round(max(0, generated) / passed_s, 1), round(max(0, prefilled) / passed_s, 1))
+    def read(self, incarnation: str, load: WorkerLoad, now_s: float) -> TokenRates:
+        """Return a worker's rates as of this round; zero in its first."""
+        generated, prefilled = load.num_generated_tokens, load.num_prefilled_tokens
+        last = self._last.get(incarnation)
+        rates = TokenRates()
+        if last is not None and now_s > last.at_s:
+            passed_s = now_s - last.at_s
+            weight = 1 - exp(-passed_s / SMOOTH_S)
+            old = last.rates
+            rates = TokenRates(
+                round(old.generated + weight * ((generated - last.generated) / passed_s - old.generated), 1),
+                round(old.prefilled + weight * ((prefilled - last.prefilled) / passed_s - old.prefilled), 1),
+            )
+        self._next[incarnation] = _Reading(now_s, generated, prefilled, rates)
+        return rates
 
     def end_round(self) -> None:
         """Forget the workers that were not read in this round."""
@@ -129,7 +138,7 @@ def worker_row(model: str, connection: WorkerConnection, meter: RateMeter, now_s
         receiving=load.num_receiving,
         queued_tokens=load.num_queued_tokens,
         handovers=load.handovers,
-        rates=meter.read(connection, now_s),
+        rates=meter.read(description.incarnation, load, now_s),
         tiers=tuple(
             TierRow(tier.name[:MAX_TEXT_CHARS], tier.num_bytes, tier.capacity_bytes) for tier in load.tiers[:MAX_TIERS]
         ),
@@ -142,7 +151,8 @@ def pool_rows(rows: Iterable[WorkerRow]) -> list[PoolRow]:
     for row in rows:
         if row.role:
             pools[row.model, row.role].append(row)
-    return [_pool(model, role, workers) for (model, role), workers in sorted(pools.items())]
+    order = sorted(pools, key=lambda each: (each[0], ROLE_ORDER.index(each[1])))
+    return [_pool(model, role, pools[model, role]) for model, role in order]
 
 
 def _pool(model: str, role: str, workers: Sequence[WorkerRow]) -> PoolRow:

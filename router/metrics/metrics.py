@@ -123,7 +123,10 @@ class RouterMetrics:
     def completion_ended(
         self, reason: str, num_tokens: int, total_s: float, decode_s: float, ttft_s: float | None = None
     ) -> None:
-        """Record the end of a completion; `decode_s`: time from its first token to its last. `ttft_s`: None: no token."""
+        """Record the end of a completion; `decode_s`: time from its first token to its last.
+
+        `ttft_s`: None: it has no token.
+        """
         tpot_s = decode_s / (num_tokens - 1) if num_tokens > 1 else None
         self.recent.ended(ttft_s, tpot_s)
         self._success(reason).inc()
