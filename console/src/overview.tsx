@@ -98,8 +98,8 @@ function Charts({ state, model }: { state: State; model: ModelRow }) {
         { name: "of prompt tokens", tone: "tone-main", values: values((each) => each.hit_rate) },
       ]} />
       <Chart {...common} title="Completions" format={rate} lines={[
-        { name: "per second", tone: "tone-main", values: values((each) => each.completions_per_s) },
-        { name: "errors", tone: "tone-alarm", values: values((each) => each.errors || null) },
+        { name: "ended/s", tone: "tone-main", values: values((each) => each.completions_per_s) },
+        { name: "errors/s", tone: "tone-alarm", values: values((each) => each.errors / state.span_s || null) },
       ]} />
     </div>
   );
@@ -125,7 +125,10 @@ function Errors({ errors }: { errors: RecentError[] }) {
             <tr key={`${error.time_s}-${place}`}>
               <td class="num">{clock(error.time_s)}</td>
               <td class="num">{error.status}</td>
-              <td class="text">{error.text}</td>
+              <td class="text">
+                {error.text}
+                {error.num > 1 && <span class="sub">{count(error.num)} requests in a row</span>}
+              </td>
               <td class="wide">
                 <code>{error.request_id}</code>
               </td>

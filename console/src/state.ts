@@ -50,6 +50,7 @@ export interface RecentError {
   status: number;
   request_id: string;
   text: string;
+  num: number;
 }
 
 export interface ModelRow {

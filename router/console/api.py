@@ -60,7 +60,6 @@ class ConsoleApi:
     """Handler of the console's requests."""
 
     def __init__(self, service: RouterService) -> None:
-        self._service = service
         self._access = ConsoleAccess(service.gate, service.config)
         self._assets = ConsoleAssets()
         self._feed = ConsoleFeed(StateReader(service).read)
@@ -75,9 +74,13 @@ class ConsoleApi:
             Route(f"{CONSOLE}/workers/{{action}}", self.order, methods=["POST"]),
         ]
 
+    def leave(self) -> None:
+        """End the streams: the router shuts down."""
+        self._feed.end()
+
     def close(self) -> None:
         """End the tasks."""
-        self._feed.close()
+        self._feed.end()
         self._controls.close()
 
     async def page(self, _request: Request) -> Response:
@@ -104,11 +107,11 @@ class ConsoleApi:
         return Response(body, 200 if is_done else 202, media_type="application/json")
 
     async def _events(self, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        """Yield the viewer's rights, then states until its key is removed or the router shuts down."""
+        """Yield the viewer's rights, then states until its key is removed or the streams end."""
         async with self._feed.viewer() as viewer:
             yield event("hello", orjson.dumps({"can_control": self._access.can_control(headers)}))
-            while not self._service.draining:
-                yield await viewer.take()
+            while (state := await viewer.take()) is not None:
+                yield state
                 try:
                     self._access.check_view(headers)
                 except ServiceError:

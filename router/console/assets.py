@@ -6,6 +6,8 @@ from pathlib import Path
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from baton.router.openai.errors import error_response
+
 BUILT = Path(__file__).parent / "built"
 MEDIA_TYPES: Mapping[str, str] = {
     ".js": "text/javascript; charset=utf-8",
@@ -40,10 +42,10 @@ class ConsoleAssets:
         return Response(self._page, headers=headers, media_type="text/html")
 
     def asset(self, name: str) -> Response:
-        """Return a file that the page loads. Raises HTTPException (404)."""
+        """Return a file that the page loads, or 404."""
         content = self._assets.get(name)
         media_type = MEDIA_TYPES.get(Path(name).suffix)
         if content is None or media_type is None:
-            raise HTTPException(404)
+            return error_response(HTTPException(404, f"The console has no file {name[:100]!r}."))
         caching = FOREVER if name.encode() in self._page else "no-cache"
         return Response(content, headers={**SECURITY_HEADERS, "cache-control": caching}, media_type=media_type)

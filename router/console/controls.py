@@ -15,7 +15,7 @@ from baton.router.policy.cluster import WorkerRole
 from baton.router.served_model import ServedModel
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
-from baton.rpc.status import Conflict, NotFound, Unavailable
+from baton.rpc.status import Conflict, Unavailable
 from baton.rpc.tls import Security
 
 ANSWER_S = 2.0  # after which the caller is not kept waiting any more: a drain may take minutes
@@ -70,7 +70,7 @@ class WorkerControls:
     async def run(self, order: Order) -> bool:
         """Carry an order out. Return whether it was done within `ANSWER_S`; otherwise it goes on.
 
-        Raises NotFound, Conflict if a role would be left without a worker or the worker refuses, or Unavailable.
+        Raises FieldError for an unknown worker, Conflict if it refuses or is the last of its role, or Unavailable.
         """
         connection = self._check(order)
         task = self._calls.get(order.address)
@@ -109,7 +109,7 @@ class WorkerControls:
             if is_leaving and not order.force and ROLES[found.description.role] is not order.role:
                 check_replaceable(found, connections)
             return found
-        raise NotFound(f"no worker has the address {order.address[:100]}")
+        raise FieldError("address", f"address: no worker has the address {order.address[:100]}")
 
     async def _call(self, address: str, call: Call) -> None:
         """Raises Conflict or Unavailable."""

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from baton.router.errors import Draining
 from baton.rpc.status import Unavailable
 
 logger = logging.getLogger(__name__)
@@ -20,16 +21,15 @@ class Viewer:
         self._state: bytes | None = None
         self._change = asyncio.Event()
 
-    def put(self, state: bytes) -> None:
-        """Replace the state that has not been taken."""
+    def put(self, state: bytes | None) -> None:
+        """Replace the state that has not been taken. None: there are no further ones."""
         self._state = state
         self._change.set()
 
-    async def take(self) -> bytes:
-        """Wait for a state that was not taken yet, and return it."""
+    async def take(self) -> bytes | None:
+        """Wait for a state that was not taken yet, and return it; None at the end."""
         await self._change.wait()
         self._change.clear()
-        assert self._state is not None
         return self._state
 
 
@@ -45,6 +45,7 @@ class ConsoleFeed:
         self._max_viewers = max_viewers
         self._viewers: set[Viewer] = set()
         self._task: asyncio.Task[None] | None = None
+        self._has_ended = False
 
     @property
     def is_running(self) -> bool:
@@ -53,7 +54,9 @@ class ConsoleFeed:
 
     @asynccontextmanager
     async def viewer(self) -> AsyncIterator[Viewer]:
-        """Add a viewer for the duration of a `with` block. Raises Unavailable if there are too many."""
+        """Add a viewer for the duration of a `with` block. Raises Unavailable if there are too many, or Draining."""
+        if self._has_ended:
+            raise Draining("the router is shutting down")
         if len(self._viewers) >= self._max_viewers:
             raise Unavailable(f"{self._max_viewers} browsers show the console already; close one of them")
         viewer = Viewer()
@@ -65,10 +68,16 @@ class ConsoleFeed:
         finally:
             self._viewers.remove(viewer)
             if not self._viewers:
-                self.close()
+                self._stop()
 
-    def close(self) -> None:
-        """End the task."""
+    def end(self) -> None:
+        """End the streams of all viewers, and take no further ones."""
+        self._has_ended = True
+        self._stop()
+        for viewer in self._viewers:
+            viewer.put(None)
+
+    def _stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -54,11 +54,16 @@ class HttpApp:
         unread: UnreadOutput,
         cors_origins: Sequence[str] = (),
         close: Callable[[], None] = lambda: None,
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
-        """`cors_origins`: origins whose pages may read responses in a browser. `close`: ends the routes' threads."""
+        """`cors_origins`: origins whose pages may read responses in a browser. `close`: ends the routes' threads.
+
+        `leave`: ends the streams that have no end of their own, before the server waits for its responses.
+        """
         self.posts = posts
         self.unread = unread
         self.close = close
+        self.leave = leave
         self.cross_origin = CrossOrigin(self._route, cors_origins) if cors_origins else None
         self._others = others
 
@@ -105,13 +110,15 @@ def make_http_app(service: RouterService) -> HttpApp:
     add_file_routes(others, service)
     add_batch_routes(others, service)
     others.router.routes += [*tensors.routes(), index_route(config.console)]
-    closing = ExitStack()
+    closing, leaving = ExitStack(), ExitStack()
     closing.callback(intake.reader.close)
     if config.console:
         console = ConsoleApi(service)
         others.router.routes += console.routes()
         closing.callback(console.close)
-    return HttpApp({**posts, **tensors.posts(intake)}, others, service.unread, config.cors_origins, closing.close)
+        leaving.callback(console.leave)
+    all_posts = {**posts, **tensors.posts(intake)}
+    return HttpApp(all_posts, others, service.unread, config.cors_origins, closing.close, leaving.close)
 
 
 def _anthropic(

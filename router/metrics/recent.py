@@ -12,7 +12,7 @@ from baton.rpc.status import status_of
 SPAN_S = 5.0
 NUM_SPANS = 60  # five minutes
 TOTAL_SPANS = 12  # of the figures of the last minute
-MAX_ERRORS = 30
+MAX_ERRORS = 20
 MAX_ERROR_CHARS = 240
 
 
@@ -64,12 +64,13 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class RecentError:
-    """A request that failed or was refused."""
+    """Requests in a row that failed or were refused for the same reason."""
 
-    time_s: float  # Unix time
+    time_s: float  # Unix time of the last one
     status: int  # of HTTP
-    request_id: str
+    request_id: str  # of the last one
     text: str
+    num: int = 1
 
 
 class RecentFigures:
@@ -151,7 +152,11 @@ class RecentFigures:
     def _note(self, status: int, request_id: str, text: str, is_counted: bool) -> None:
         if is_counted:
             self._span().num_errors += 1
-        self.errors.append(RecentError(time.time(), status, request_id, text[:MAX_ERROR_CHARS]))
+        text, num = text[:MAX_ERROR_CHARS], 1
+        last = self.errors[-1] if self.errors else None
+        if last is not None and (last.status, last.text) == (status, text):
+            num += self.errors.pop().num
+        self.errors.append(RecentError(round(time.time(), 3), status, request_id, text, num))
 
     def _span(self) -> SpanCounts:
         """Return the current span, after adding the tokens of `generated`."""
