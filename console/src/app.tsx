@@ -187,13 +187,13 @@ function ThemeButton() {
     <button
       type="button"
       class="small"
-      aria-label={`Colours: ${theme}. Change`}
       onClick={() => {
         const next = nextTheme(theme);
         applyTheme(next);
         setTheme(next);
       }}
     >
+      <span class="visually-hidden">Colours: </span>
       {theme === "system" ? "Auto" : theme === "light" ? "Light" : "Dark"}
     </button>
   );

@@ -80,7 +80,7 @@ export function Section(props: { title: string; note?: ComponentChildren; childr
 // A table that scrolls sideways on its own when the window is narrow.
 export function TableFrame({ label, children }: { label: string; children: ComponentChildren }) {
   return (
-    <div class="table-frame" role="region" aria-label={label} tabIndex={0}>
+    <div class="table-frame" role="region" aria-label={`Table: ${label}`} tabIndex={0}>
       {children}
     </div>
   );

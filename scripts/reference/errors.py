@@ -42,6 +42,7 @@ CASES = (
     _field("storage_limit_exceeded", "there is no room for the file, or for results of the batch"),
     _field("too_many_files", "there are as many files as there may be"),
     Case(rpc.Unauthenticated(""), "the API key is missing or unknown"),
+    Case(rpc.PermissionDenied(""), "the API key is no admin key, which the [console](../console.md) needs"),
     Case(rpc.NotFound(""), "no such model"),
     Case(files.UnknownId(""), NOT_STORED),
     Case(NotStored("", ""), NOT_STORED),
