@@ -74,7 +74,7 @@ class RecentError:
 
 
 class RecentFigures:
-    """Counts of the last `NUM_SPANS` spans. Counting costs about a microsecond for each completion."""
+    """Counts of the last `NUM_SPANS` spans. Counting costs some microseconds for each completion."""
 
     def __init__(self, targets: Targets | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """`targets`: None: none are set, and no completion is judged."""
