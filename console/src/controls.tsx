@@ -51,7 +51,7 @@ export function WorkerActions({ worker, onOrder }: { worker: WorkerRow; onOrder:
   );
 }
 
-type Progress = { kind: "ask" } | { kind: "busy" } | { kind: "failed"; text: string; isConflict: boolean };
+type Progress = { kind: "ask" } | { kind: "busy" } | { kind: "failed"; text: string };
 
 export function OrderDialog({ order, onClose }: { order: Order; onClose: (done: string | null) => void }) {
   const dialog = useRef<HTMLDialogElement>(null);
@@ -65,12 +65,12 @@ export function OrderDialog({ order, onClose }: { order: Order; onClose: (done: 
     try {
       const response = await fetch(`console/workers/${order.action}?${query}`, { method: "POST", headers: keyHeaders() });
       if (response.ok) onClose(`${title(order)}: ${response.status === 202 ? "in progress" : "done"}.`);
-      else setProgress({ kind: "failed", text: await errorText(response), isConflict: response.status === 409 });
+      else setProgress({ kind: "failed", text: await errorText(response) });
     } catch {
-      setProgress({ kind: "failed", text: "The router does not respond.", isConflict: false });
+      setProgress({ kind: "failed", text: "The router does not respond." });
     }
   };
-  const canForce = progress.kind === "failed" && progress.isConflict && order.action !== "undrain";
+  const canForce = progress.kind === "failed" && progress.text.includes("is the last");
   return (
     <dialog ref={dialog} aria-labelledby="order-title" onClose={() => onClose(null)}>
       <h2 id="order-title">{title(order)}</h2>

@@ -78,9 +78,9 @@ export function Section(props: { title: string; note?: ComponentChildren; childr
 }
 
 // A table that scrolls sideways on its own when the window is narrow.
-export function TableFrame({ label, children }: { label: string; children: ComponentChildren }) {
+export function TableFrame({ label, children, compact }: { label: string; children: ComponentChildren; compact?: boolean }) {
   return (
-    <div class="table-frame" role="region" aria-label={`Table: ${label}`} tabIndex={0}>
+    <div class={compact ? "table-frame compact" : "table-frame"} role="region" aria-label={`Table: ${label}`} tabIndex={0}>
       {children}
     </div>
   );

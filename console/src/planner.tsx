@@ -29,7 +29,7 @@ export function Planner({ model }: { model: ModelRow }) {
 function Current({ plan }: { plan: PlanRow }) {
   return (
     <>
-      <TableFrame label="Current plan">
+      <TableFrame label="Current plan" compact>
         <table>
           <thead>
             <tr>

@@ -62,7 +62,7 @@ export function Workers({ state, canControl }: { state: State; canControl: boole
 function WorkerTable({ workers, onOrder }: { workers: WorkerRow[]; onOrder: ((order: Order) => void) | null }) {
   return (
     <TableFrame label="Workers">
-      <table class="stacked">
+      <table class="stacked workers">
         <thead>
           <tr>
             <th scope="col">Worker</th>
@@ -112,10 +112,10 @@ function WorkerLine({ worker, onOrder }: { worker: WorkerRow; onOrder: ((order: 
       </td>
       <td data-label="State">
         <StateLabel state={worker.state} />
-        {worker.error && <span class="sub error-text">{worker.error}</span>}
       </td>
       <td data-label="KV in use">
         {known && <Meter value={worker.kv_used} label={`KV in use on ${worker.id}`} />}
+        {worker.error && <span class="sub error-text">{worker.error}</span>}
         <Tiers tiers={worker.tiers} />
       </td>
       <td class="right num" data-label="Running">{known ? count(worker.running) : "–"}</td>
