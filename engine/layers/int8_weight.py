@@ -5,13 +5,8 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.errors import UnsupportedModel
-from baton.engine.layers.panel_weight import COLUMNS, PanelWeight, can_have_panels
+from baton.engine.layers.panel_weight import COLUMNS, PanelWeight, can_have_panels, product_instructions
 from baton.engine.ops.factory import ops_for
-
-try:
-    from baton.engine.native.products import Product
-except ImportError:  # installed without the compiled extensions
-    Product = None  # type: ignore[assignment, misc]  # mypy has no optional class
 
 ROWS_AT_ONCE = 256  # rows quantised at once, in whole panels, to avoid an fp32 copy of the weight
 
@@ -50,7 +45,7 @@ class Int8PanelWeight(PanelWeight):
         """Quantise a copy of a weight [out_features, in_features]."""
         out_features, in_features = weight.shape
         num_panels = -(-out_features // COLUMNS)
-        self.panels = torch.zeros(num_panels, in_features // 4, COLUMNS, 4, dtype=torch.int8)
+        panels = torch.zeros(num_panels, in_features // 4, COLUMNS, 4, dtype=torch.int8)
         self._scales = torch.zeros(num_panels * COLUMNS)
         self._offsets = torch.zeros(num_panels * COLUMNS, dtype=torch.int32)
         self._scales[:out_features] = _row_scales(weight)
@@ -59,14 +54,25 @@ class Int8PanelWeight(PanelWeight):
             self._offsets[rows] = part.sum(1, dtype=torch.int32) * 128  # tokens are stored as uint8 around 128
             whole = F.pad(part, (0, 0, 0, -len(part) % COLUMNS)).view(torch.int32).view(-1, COLUMNS, in_features // 4)
             first = rows.start // COLUMNS
-            self.panels.view(torch.int32).squeeze(3)[first : first + len(whole)] = whole.transpose(1, 2)
-        sizes, of_outputs = (out_features, in_features), (self._scales.data_ptr(), self._offsets.data_ptr())
-        super().__init__(*sizes, Product(self.panels.data_ptr(), *sizes, 4, *of_outputs))
+            panels.view(torch.int32).squeeze(3)[first : first + len(whole)] = whole.transpose(1, 2)
+        super().__init__(panels, out_features, in_features, self._scales.data_ptr(), self._offsets.data_ptr())
 
 
 def int8_weight(weight: Tensor) -> Int8Weight | Int8PanelWeight:
-    """Quantise a weight in the form that is fastest on this machine."""
-    return Int8PanelWeight(weight) if can_have_panels(weight, inputs_of_unit=4) else Int8Weight(weight)
+    """Quantise a weight in the form that is fastest on this machine. Raises UnsupportedModel if it has no product."""
+    if can_have_panels(weight, inputs_of_unit=4):
+        return Int8PanelWeight(weight)
+    if not _has_onednn_products():
+        raise UnsupportedModel(
+            f"quantization int8 of a weight {list(weight.shape)} in {weight.dtype} needs a CPU with VNNI: without "
+            "it, weights must be in bfloat16 and their inputs a multiple of 4"
+        )
+    return Int8Weight(weight)
+
+
+def _has_onednn_products() -> bool:
+    """Return whether oneDNN's sums of int8 products cannot overflow."""
+    return torch._C._has_mkldnn and torch.cpu._is_vnni_supported()
 
 
 def _row_scales(weight: Tensor) -> Tensor:
@@ -83,13 +89,13 @@ def _quantised(rows: Tensor, scales: Tensor) -> Tensor:
 
 
 def check_quantization(quantization: str | None, device: torch.device) -> None:
-    """Raise UnsupportedModel if int8 products are not available on the device, or could overflow."""
+    """Raise UnsupportedModel if int8 products are not available on the device."""
     if quantization != "int8":
         return
     if device.type != "cpu":
         raise UnsupportedModel(f"quantization {quantization} is for CPUs, but the device is {device}: leave it out")
-    if not (torch._C._has_mkldnn and torch.cpu._is_vnni_supported()):
+    if product_instructions() is None and not _has_onednn_products():
         raise UnsupportedModel(
-            f"quantization {quantization} needs a processor with AVX-512 VNNI, whose int8 sums do not overflow, but "
-            "this one lacks it: leave it out"
+            f"quantization {quantization} needs a CPU with VNNI, or with AVX2 and Baton's compiled modules (`baton "
+            "doctor` reports both): leave it out"
         )

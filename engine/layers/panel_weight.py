@@ -1,4 +1,4 @@
-"""Native fp32, bf16 and int8 products, on CPUs with instructions that multiply two bf16 or four int8 values at once.
+"""Native fp32, bf16 and int8 products, on CPUs with AVX2 or AVX-512, and without tiles (AMX).
 
 They are faster than oneDNN's, and give the same bits for any number of rows.
 """
@@ -10,12 +10,19 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 try:
-    from baton.engine.native.products import GatedProducts, Product, has_fastest_products
+    from baton.engine.native.products import GatedProducts, Product, has_tiles, instruction_sets
 except ImportError:  # installed without the compiled extensions
     Product = None  # type: ignore[assignment, misc]  # mypy has no optional class
 
 COLUMNS = 16  # outputs per panel
 PANELS_AT_ONCE = 16  # panels repacked at once
+
+
+def product_instructions() -> str | None:
+    """Return the instruction set of native products; None if there are none, or if oneDNN's are faster (with AMX)."""
+    if Product is None or has_tiles():
+        return None
+    return next(iter(instruction_sets()), None)
 
 
 def can_have_panels(weight: Tensor, inputs_of_unit: int = 2) -> bool:
@@ -24,9 +31,9 @@ def can_have_panels(weight: Tensor, inputs_of_unit: int = 2) -> bool:
     inputs_of_unit: 1 for fp32, 2 for bf16, 4 for int8 made from a bf16 weight.
     """
     dtype = torch.float32 if inputs_of_unit == 1 else torch.bfloat16
-    if Product is None or weight.device.type != "cpu" or weight.dtype != dtype:
+    if weight.device.type != "cpu" or weight.dtype != dtype:
         return False
-    return weight.shape[1] % inputs_of_unit == 0 and weight.numel() > 0 and has_fastest_products()
+    return weight.shape[1] % inputs_of_unit == 0 and weight.numel() > 0 and product_instructions() is not None
 
 
 class PanelWeight:
@@ -38,10 +45,14 @@ class PanelWeight:
     panels: Tensor  # [ceil(out_features / 16), in_features / inputs_of_unit, 16, inputs_of_unit]
     result_dtype = torch.bfloat16
 
-    def __init__(self, out_features: int, in_features: int, product: "Product") -> None:
+    def __init__(self, panels: Tensor, out_features: int, in_features: int, *of_outputs: int) -> None:
+        """of_outputs: addresses of the scales and offsets of int8 weights."""
+        instructions, inputs_of_unit = product_instructions(), panels.shape[3]
+        assert instructions is not None
+        self.panels = panels
         self.out_features = out_features
         self.in_features = in_features
-        self.product = product
+        self.product = Product(instructions, panels.data_ptr(), out_features, in_features, inputs_of_unit, *of_outputs)
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features] bf16."""
@@ -63,11 +74,11 @@ class PairedWeight(PanelWeight):
         out_features, in_features = weight.shape
         num_missing = -out_features % COLUMNS
         whole = F.pad(weight, (0, 0, 0, num_missing)) if num_missing or not is_owned else weight.contiguous()
-        self.panels = whole.view(-1, in_features // 2, COLUMNS, 2)
+        all_panels = whole.view(-1, in_features // 2, COLUMNS, 2)
         # A panel replaces its outputs in place, to avoid a second copy of the weight.
-        for panels in torch.split(self.panels.view(torch.int32).squeeze(3), PANELS_AT_ONCE):
+        for panels in torch.split(all_panels.view(torch.int32).squeeze(3), PANELS_AT_ONCE):
             panels.copy_(panels.view(-1, COLUMNS, in_features // 2).clone().transpose(1, 2))
-        super().__init__(out_features, in_features, Product(self.panels.data_ptr(), out_features, in_features, 2))
+        super().__init__(all_panels, out_features, in_features)
 
 
 class SingleWeight(PanelWeight):
@@ -79,8 +90,8 @@ class SingleWeight(PanelWeight):
         """Repack a copy of a weight [out_features, in_features]."""
         out_features, in_features = weight.shape
         whole = F.pad(weight, (0, 0, 0, -out_features % COLUMNS))
-        self.panels = whole.view(-1, COLUMNS, in_features).transpose(1, 2).contiguous().unsqueeze(3)
-        super().__init__(out_features, in_features, Product(self.panels.data_ptr(), out_features, in_features, 1))
+        panels = whole.view(-1, COLUMNS, in_features).transpose(1, 2).contiguous().unsqueeze(3)
+        super().__init__(panels, out_features, in_features)
 
 
 class GatedWeights:

@@ -3,16 +3,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include <cstdint>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
-#include "products/panels.hpp"
 #include "products/work.hpp"
 #include "shared_threads.hpp"
 
@@ -27,26 +23,20 @@ void require(bool holds, const char* otherwise) {
     if (!holds) throw py::value_error(otherwise);
 }
 
-// With tiles (AMX), other products are faster.
-bool has_fastest_products() {
-#if defined(__x86_64__)
-    constexpr unsigned kTiles = 1u << 22;
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    const bool has_tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & kTiles;
-    __builtin_cpu_init();
-    return !has_tiles && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#else
-    return false;
-#endif
+std::vector<std::string> names() {
+    std::vector<std::string> result;
+    for (const ProductFunctions& each : product_functions()) result.emplace_back(each.name);
+    return result;
+}
+
+ProductFunctions functions_named(const std::string& name) {
+    for (const ProductFunctions& each : product_functions()) {
+        if (each.name == name) return each;
+    }
+    throw py::value_error("this processor does not have that instruction set");
 }
 
 std::uint16_t* halves(Address address) { return reinterpret_cast<std::uint16_t*>(address); }
-
-#if defined(__x86_64__)
-
-using products_avx512::Gated;
-using products_avx512::Plain;
 
 // Runs `function()` on several threads, which share the work.
 template <typename Function>
@@ -56,18 +46,16 @@ void on_threads(std::size_t num_threads, const Function& function) {
                    num_threads);
 }
 
-#endif
-
 // One weight in panels; the caller must keep its memory alive.
 class Product {
 public:
     // inputs_of_unit: 1 for floats, 2 for bfloat16, 4 for bytes, which have a scale and an offset per output of the
     // panels.
-    Product(Address panels, std::size_t num_outputs, std::size_t num_inputs, std::size_t inputs_of_unit, Address scales,
-            Address offsets)
-        : weight_{reinterpret_cast<const Unit*>(panels), num_outputs, num_inputs, inputs_of_unit,
+    Product(const std::string& instructions, Address panels, std::size_t num_outputs, std::size_t num_inputs,
+            std::size_t inputs_of_unit, Address scales, Address offsets)
+        : functions_(functions_named(instructions)),
+          weight_{reinterpret_cast<const Unit*>(panels), num_outputs, num_inputs, inputs_of_unit,
                   reinterpret_cast<const float*>(scales), reinterpret_cast<const std::int32_t*>(offsets)} {
-        require(has_fastest_products(), "this processor has no products of pairs and of bytes");
         require(inputs_of_unit == 1 || inputs_of_unit == 2 || inputs_of_unit == 4, "a unit has one input, two or four");
         require(weight_.is_bytes() == (scales != 0) && weight_.is_bytes() == (offsets != 0),
                 "bytes have scales and offsets, and nothing else has");
@@ -77,21 +65,21 @@ public:
     // rows: [num_rows, num_inputs]; bias: [num_outputs], or 0; both of bfloat16. result: [num_rows, num_outputs], in floats
     // if the weight is in floats, otherwise in bfloat16.
     void run(Address rows, Address bias, Address result, std::size_t num_rows, std::size_t num_threads) const {
-#if defined(__x86_64__)
         const py::gil_scoped_release others_may_run;
-        RowsWork inputs(halves(rows), num_rows, weight_);
-        ProductWork<Plain> product({{weight_, halves(bias), inputs.row(0), inputs.scale(0), halves(result), num_rows}},
-                                   num_threads);
+        RowsWork inputs(functions_, halves(rows), num_rows, weight_);
+        const Task task{weight_, halves(bias), inputs.row(0), inputs.scale(0), halves(result), num_rows};
+        ProductWork product(functions_.plain, num_plain_steps(weight_), {task}, num_threads);
         on_threads(std::min(num_threads, product.num_shares()), [&] {
             inputs.work();
             product.work();
         });
-#endif
     }
 
     const Weight& weight() const { return weight_; }
+    const ProductFunctions& functions() const { return functions_; }
 
 private:
+    const ProductFunctions functions_;
     const Weight weight_;
 };
 
@@ -110,19 +98,22 @@ public:
             require(is_alike(gate_up_[slot]->weight(), first) && is_alike(down_[slot]->weight(), second) &&
                         first.inputs_of_unit == second.inputs_of_unit,
                     "all slots' weights have the same sizes, and are of the same kind");
+            require(gate_up_[slot]->functions().plain == gate_up_[0]->functions().plain &&
+                        down_[slot]->functions().plain == gate_up_[0]->functions().plain,
+                    "all slots' products are of the same instruction set");
         }
     }
 
     // `rows`, `result`: [sum(sizes), hidden] of bfloat16.
     void run(const std::vector<std::size_t>& sizes, Address rows, Address result, std::size_t num_threads) const {
         require(sizes.size() == gate_up_.size(), "each slot has a size");
-#if defined(__x86_64__)
         const py::gil_scoped_release others_may_run;
         const std::size_t num_rows = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
         const std::size_t hidden = gate_up_[0]->weight().num_inputs, inner = down_[0]->weight().num_inputs;
         const std::unique_ptr<std::uint16_t[]> between(new std::uint16_t[num_rows * inner]);
-        RowsWork inputs(halves(rows), num_rows, gate_up_[0]->weight());
-        RowsWork inputs_of_down(between.get(), num_rows, down_[0]->weight());
+        const ProductFunctions& functions = gate_up_[0]->functions();
+        RowsWork inputs(functions, halves(rows), num_rows, gate_up_[0]->weight());
+        RowsWork inputs_of_down(functions, between.get(), num_rows, down_[0]->weight());
         std::vector<Task> first, second;
         std::size_t row = 0;
         for (std::size_t slot = 0; slot < sizes.size(); row += sizes[slot++]) {
@@ -132,15 +123,15 @@ public:
             second.push_back({down_[slot]->weight(), nullptr, inputs_of_down.row(row), inputs_of_down.scale(row),
                               halves(result) + row * hidden, sizes[slot]});
         }
-        ProductWork<Gated> gated(std::move(first), num_threads);
-        ProductWork<Plain> down(std::move(second), num_threads);
+        const std::size_t num_gated = num_gated_steps(gate_up_[0]->weight());
+        ProductWork gated(functions.gated, num_gated, std::move(first), num_threads);
+        ProductWork down(functions.plain, num_plain_steps(down_[0]->weight()), std::move(second), num_threads);
         on_threads(num_threads, [&] {
             inputs.work();
             gated.work();
             inputs_of_down.work();
             down.work();
         });
-#endif
     }
 
 private:
@@ -156,11 +147,12 @@ private:
 PYBIND11_MODULE(products, module) {
     module.doc() = "Products of rows in bfloat16 with weights in floats, bfloat16 or bytes, on a CPU.";
     import_threads();
-    module.def("has_fastest_products", &has_fastest_products);
+    module.def("instruction_sets", &names);
+    module.def("has_tiles", [] { return ExtendedFeatures().has_tiles; });
     py::class_<Product>(module, "Product")
-        .def(py::init<Address, std::size_t, std::size_t, std::size_t, Address, Address>(), py::arg("panels"),
-             py::arg("num_outputs"), py::arg("num_inputs"), py::arg("inputs_of_unit"), py::arg("scales") = 0,
-             py::arg("offsets") = 0)
+        .def(py::init<const std::string&, Address, std::size_t, std::size_t, std::size_t, Address, Address>(),
+             py::arg("instructions"), py::arg("panels"), py::arg("num_outputs"), py::arg("num_inputs"),
+             py::arg("inputs_of_unit"), py::arg("scales") = 0, py::arg("offsets") = 0)
         .def("run", &Product::run);
     py::class_<GatedProducts>(module, "GatedProducts")
         .def(py::init<std::vector<const Product*>, std::vector<const Product*>>(), py::arg("gate_up"), py::arg("down"),

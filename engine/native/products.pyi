@@ -1,13 +1,23 @@
 from collections.abc import Sequence
 
-def has_fastest_products() -> bool:
-    """Return whether the native products are fastest: bf16 and int8 dot products, but no tiles (AMX)."""
+def instruction_sets() -> list[str]:
+    """Return those of this processor that products are compiled for, fastest first."""
+
+def has_tiles() -> bool:
+    """Return whether this processor multiplies tiles (AMX), with which oneDNN's products are faster."""
 
 class Product:
     """Product on raw pointers: bfloat16 rows; results in bfloat16, or in floats for a weight in floats."""
 
     def __init__(
-        self, panels: int, num_outputs: int, num_inputs: int, inputs_of_unit: int, scales: int = 0, offsets: int = 0
+        self,
+        instructions: str,
+        panels: int,
+        num_outputs: int,
+        num_inputs: int,
+        inputs_of_unit: int,
+        scales: int = 0,
+        offsets: int = 0,
     ) -> None: ...
     def run(self, rows: int, bias: int, result: int, num_rows: int, num_threads: int) -> None: ...
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.checkpoint.weights import Weights
+from baton.engine.layers.linear import Linear
 from baton.engine.vision.config import CHANNELS, VisionConfig
 from baton.engine.vision.image import Image
 from baton.engine.vision.patches import patch_places, patches_of
@@ -19,28 +20,16 @@ THETA = 1e4  # of the rotary embedding
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
-    """A matrix with a bias, in the model's dtype."""
-
-    weight: Tensor  # [out, in]
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return [num_rows, out] for x [num_rows, in]."""
-        return F.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
 class VisionLayer:
     """One layer of the encoder, with norms in front of its two parts."""
 
     norm1: Tensor
-    qkv: Affine
-    proj: Affine
+    qkv: Linear
+    proj: Linear
     norm2: Tensor
-    gate: Affine
-    up: Affine
-    down: Affine
+    gate: Linear
+    up: Linear
+    down: Linear
     num_heads: int
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, groups: Sequence[tuple[int, int]]) -> Tensor:
@@ -67,7 +56,7 @@ class VisionEncoder:
     """Patch embedding, layers, and the merger that makes a token's embedding of its patches."""
 
     def __init__(
-        self, config: VisionConfig, embedding: Affine, layers: Sequence[VisionLayer], merger: "PatchMerger"
+        self, config: VisionConfig, embedding: Linear, layers: Sequence[VisionLayer], merger: "PatchMerger"
     ) -> None:
         self.config = config
         self.embedding = embedding
@@ -78,11 +67,11 @@ class VisionEncoder:
     @torch.inference_mode()
     def encode(self, image: Image) -> Tensor:
         """Return the embeddings [image.num_tokens, hidden size of the language model] of an image."""
-        config, weight = self.config, self.embedding.weight
+        config, device = self.config, self.layers[0].norm1.device
         each = config.merge_size**2
         windows = windows_of(image.rows, image.columns, config.window_size // config.token_size)
-        order = windows.order.to(weight.device)
-        x = self.embedding(patches_of(image, config, weight.device).to(weight.dtype))
+        order = windows.order.to(device)
+        x = self.embedding(patches_of(image, config, device).to(self.layers[0].norm1.dtype))
         x = x.view(image.num_tokens, each, -1)[order].flatten(0, 1)
         cos, sin = self._angles(image, windows.order)
         whole = ((1, len(x)),)
@@ -100,7 +89,7 @@ class VisionEncoder:
         places = patch_places(image.rows, image.columns, config.merge_size)
         places = places.view(image.num_tokens, -1, 2)[order].flatten(0, 1)
         angles = (places[..., None] * frequencies).flatten(1)  # [num_patches, head_dim / 2], rows first
-        angles = torch.cat([angles, angles], dim=-1).unsqueeze(1).to(self.embedding.weight.device)
+        angles = torch.cat([angles, angles], dim=-1).unsqueeze(1).to(self.layers[0].norm1.device)
         return angles.cos(), angles.sin()
 
 
@@ -109,12 +98,13 @@ class PatchMerger:
     """Makes the embedding of a token of its patches."""
 
     norm: Tensor
-    first: Affine
-    last: Affine
+    first: Linear
+    last: Linear
+    in_features: int  # all patches of a token
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [num_tokens, out] for x [num_patches, hidden]."""
-        return self.last(F.gelu(self.first(_normed(x, self.norm).view(-1, self.first.weight.shape[1]))))
+        return self.last(F.gelu(self.first(_normed(x, self.norm).view(-1, self.in_features))))
 
 
 def load_encoder(weights: Weights, config: VisionConfig, out_size: int) -> VisionEncoder:
@@ -125,8 +115,8 @@ def load_encoder(weights: Weights, config: VisionConfig, out_size: int) -> Visio
     hidden, inner = config.hidden_size, config.intermediate_size
     merged = hidden * config.merge_size**2
 
-    def affine(name: str, rows: int, columns: int) -> Affine:
-        return Affine(weights.take(f"visual.{name}.weight", rows, columns), weights.take(f"visual.{name}.bias", rows))
+    def linear(name: str, rows: int, columns: int) -> Linear:
+        return Linear(weights.take(f"visual.{name}.weight", rows, columns), weights.take(f"visual.{name}.bias", rows))
 
     def norm(name: str) -> Tensor:
         return weights.take(f"visual.{name}.weight", hidden)
@@ -134,12 +124,12 @@ def load_encoder(weights: Weights, config: VisionConfig, out_size: int) -> Visio
     def layer(name: str) -> VisionLayer:
         return VisionLayer(
             norm1=norm(f"{name}.norm1"),
-            qkv=affine(f"{name}.attn.qkv", 3 * hidden, hidden),
-            proj=affine(f"{name}.attn.proj", hidden, hidden),
+            qkv=linear(f"{name}.attn.qkv", 3 * hidden, hidden),
+            proj=linear(f"{name}.attn.proj", hidden, hidden),
             norm2=norm(f"{name}.norm2"),
-            gate=affine(f"{name}.mlp.gate_proj", inner, hidden),
-            up=affine(f"{name}.mlp.up_proj", inner, hidden),
-            down=affine(f"{name}.mlp.down_proj", hidden, inner),
+            gate=linear(f"{name}.mlp.gate_proj", inner, hidden),
+            up=linear(f"{name}.mlp.up_proj", inner, hidden),
+            down=linear(f"{name}.mlp.down_proj", hidden, inner),
             num_heads=config.num_heads,
         )
 
@@ -147,9 +137,9 @@ def load_encoder(weights: Weights, config: VisionConfig, out_size: int) -> Visio
     embedding = weights.take("visual.patch_embed.proj.weight", hidden, CHANNELS, *kernel).flatten(1)
     layers = [layer(f"blocks.{index}") for index in range(config.num_layers)]
     merger = PatchMerger(
-        norm("merger.ln_q"), affine("merger.mlp.0", merged, merged), affine("merger.mlp.2", out_size, merged)
+        norm("merger.ln_q"), linear("merger.mlp.0", merged, merged), linear("merger.mlp.2", out_size, merged), merged
     )
-    return VisionEncoder(config, Affine(embedding, None), layers, merger)
+    return VisionEncoder(config, Linear(embedding, None), layers, merger)
 
 
 def _normed(x: Tensor, weight: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ struct Bfloat16 {
 // Vector extension of GCC and Clang, which splits these into as many of the processor's vectors as needed.
 using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Words = std::uint32_t __attribute__((vector_size(4 * kLanes)));
+using Integers = std::int32_t __attribute__((vector_size(4 * kLanes)));
 using Halves = std::uint16_t __attribute__((vector_size(2 * kLanes)));
 using Bytes = std::uint8_t __attribute__((vector_size(kLanes)));
 

@@ -1,112 +1,72 @@
-// Included once, for the one instruction set that has all of these products.
+// Included once per instruction set, after its Singles, Pairs and Quads: units of one float, two bfloat16 and four bytes.
+// A row has kSteps units for each unit of the weight, which are multiplied one after the other.
 
-constexpr std::size_t kUnitsAhead = 512;        // units of a panel prefetched ahead
-constexpr std::size_t kUnitsOfBlock = 1 << 11;  // units of a row: this much of two panels stays in a core's cache
-constexpr std::size_t kRowsOfBlock = 128;
-
-// Units of one float.
-struct Singles {
-    using Sum = __m512;
-
-    static BATON_INLINE Sum none() { return _mm512_setzero_ps(); }
-
-    static BATON_INLINE Sum with(Sum sum, __m512i input, __m512i weights) {
-        return _mm512_fmadd_ps((__m512)input, (__m512)weights, sum);
-    }
-
-    static BATON_INLINE __m512 value(Sum sum, const Task&, std::size_t, std::size_t) { return sum; }
-};
-
-// Units of two bfloat16.
-struct Pairs {
-    using Sum = __m512;
-
-    static BATON_INLINE Sum none() { return _mm512_setzero_ps(); }
-
-    static BATON_INLINE Sum with(Sum sum, __m512i input, __m512i weights) {
-        return _mm512_dpbf16_ps(sum, (__m512bh)input, (__m512bh)weights);
-    }
-
-    static BATON_INLINE __m512 value(Sum sum, const Task&, std::size_t, std::size_t) { return sum; }
-};
-
-// Units of four bytes.
-struct Quads {
-    using Sum = __m512i;
-
-    static BATON_INLINE Sum none() { return _mm512_setzero_si512(); }
-
-    static BATON_INLINE Sum with(Sum sum, __m512i input, __m512i weights) {
-        return _mm512_dpbusd_epi32(sum, input, weights);
-    }
-
-    static BATON_INLINE __m512 value(Sum sum, const Task& task, std::size_t row, std::size_t column) {
-        const __m512i offsets = _mm512_loadu_si512(task.weight.offsets + column);
-        const __m512 scales = _mm512_loadu_ps(task.weight.scales + column);
-        const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sum, offsets)), scales);
-        return _mm512_mul_ps(scaled, _mm512_set1_ps(task.row_scales[row]));
-    }
-};
+constexpr std::size_t kUnitsAhead = 512;  // units of a panel prefetched ahead
 
 // Of one row and two panels.
 template <typename Units>
 struct Sums {
-    typename Units::Sum first, second;
+    typename Units::Sum of[2];
 };
 
-// Adds units `begin` to `end` of rows [kRows, num_units] times two panels; from 0 on these are the first. Loops over rows
-// are unrolled so that the sums stay in registers.
-template <typename Units, std::size_t kRows>
-static void multiply(const Unit* rows, std::size_t num_units, std::size_t begin, std::size_t end, const Unit* panel,
-                     const Unit* other, Sums<Units>* sums) {
-    typename Units::Sum first[kRows], second[kRows];
+// Adds units `begin` to `end` of rows [kRows, row_units] times kPanels panels; from 0 on these are the first. Loops over
+// rows are unrolled so that the sums stay in registers.
+template <typename Units, std::size_t kRows, std::size_t kPanels>
+static BATON_INLINE void multiply_panels(const Unit* rows, std::size_t row_units, std::size_t begin, std::size_t end,
+                                         const Unit* const* panels, Sums<Units>* sums, std::size_t first_panel) {
+    typename Units::Sum added[kPanels][kRows];
 #pragma GCC unroll 8
     for (std::size_t row = 0; row < kRows; ++row) {
-        first[row] = begin ? sums[row].first : Units::none();
-        second[row] = begin ? sums[row].second : Units::none();
+#pragma GCC unroll 2
+        for (std::size_t k = 0; k < kPanels; ++k) {
+            added[k][row] = begin ? sums[row].of[first_panel + k] : Units::none();
+        }
     }
-    panel += begin * kColumns;
-    other += begin * kColumns;
-    for (std::size_t unit = begin; unit < end; ++unit, panel += kColumns, other += kColumns) {
-        const __m512i weights = _mm512_loadu_si512(panel), others = _mm512_loadu_si512(other);
-        _mm_prefetch(reinterpret_cast<const char*>(panel + kUnitsAhead), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(other + kUnitsAhead), _MM_HINT_T0);
+    for (std::size_t unit = begin; unit < end; ++unit) {
+        const Unit* at[kPanels];
+#pragma GCC unroll 2
+        for (std::size_t k = 0; k < kPanels; ++k) {
+            at[k] = panels[first_panel + k] + unit * kColumns;
+            _mm_prefetch(reinterpret_cast<const char*>(at[k] + kUnitsAhead), _MM_HINT_T0);
+        }
+#pragma GCC unroll 2
+        for (std::size_t step = 0; step < Units::kSteps; ++step) {
+            typename Units::Weights weights[kPanels];
+#pragma GCC unroll 2
+            for (std::size_t k = 0; k < kPanels; ++k) weights[k] = Units::weights(at[k], step);
 #pragma GCC unroll 8
-        for (std::size_t row = 0; row < kRows; ++row) {
-            const __m512i input = _mm512_set1_epi32(static_cast<int>(rows[row * num_units + unit]));
-            first[row] = Units::with(first[row], input, weights);
-            second[row] = Units::with(second[row], input, others);
+            for (std::size_t row = 0; row < kRows; ++row) {
+                const auto input = Units::input(rows[row * row_units + unit * Units::kSteps + step]);
+#pragma GCC unroll 2
+                for (std::size_t k = 0; k < kPanels; ++k) Units::add(added[k][row], input, weights[k]);
+            }
         }
     }
 #pragma GCC unroll 8
     for (std::size_t row = 0; row < kRows; ++row) {
-        sums[row].first = first[row];
-        sums[row].second = second[row];
+#pragma GCC unroll 2
+        for (std::size_t k = 0; k < kPanels; ++k) sums[row].of[first_panel + k] = added[k][row];
     }
 }
 
-static BATON_INLINE __mmask16 first_columns(std::size_t count) {
-    return static_cast<__mmask16>(count >= kColumns ? 0xFFFF : (1u << count) - 1);
+// The same for two panels: at once if their sums fit in registers.
+template <typename Units, std::size_t kRows>
+static void multiply(const Unit* rows, std::size_t row_units, std::size_t begin, std::size_t end,
+                     const Unit* const* panels, Sums<Units>* sums) {
+    if constexpr (kRows <= kRowsOfTwoPanels) {
+        multiply_panels<Units, kRows, 2>(rows, row_units, begin, end, panels, sums, 0);
+    } else {
+        multiply_panels<Units, kRows, 1>(rows, row_units, begin, end, panels, sums, 0);
+        multiply_panels<Units, kRows, 1>(rows, row_units, begin, end, panels, sums, 1);
+    }
 }
 
-static BATON_INLINE void store_columns(__m512 sums, std::size_t count, float* to) {
-    _mm512_mask_storeu_ps(to, first_columns(count), sums);
-}
-
-static BATON_INLINE void store_columns(__m512 sums, std::size_t count, std::uint16_t* to) {
-    _mm256_mask_storeu_epi16(to, first_columns(count), (__m256i)_mm512_cvtneps_pbh(sums));
-}
-
-static BATON_INLINE __m512 bias_of(const Task& task, std::size_t column, std::size_t count) {
-    if (!task.bias) return _mm512_setzero_ps();
-    const __m256i halves = _mm256_maskz_loadu_epi16(first_columns(count), task.bias + column);
-    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+static BATON_INLINE Floats bias_of(const Task& task, std::size_t column, std::size_t count) {
+    return task.bias ? load(reinterpret_cast<const Bfloat16*>(task.bias) + column, count) : Floats{};
 }
 
 // Rows times weight, plus bias; a step is two panels, the last one, if it is alone, both times the same.
 struct Plain {
-    static std::size_t num_steps(const Weight& weight) { return divided_up(weight.num_panels(), 2); }
-
     static std::size_t panel(std::size_t step) { return 2 * step; }
 
     static std::size_t other_panel(const Weight& weight, std::size_t step) {
@@ -115,59 +75,58 @@ struct Plain {
 
     template <typename Units>
     static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count, const Sums<Units>* sums) {
-        using Result = std::conditional_t<std::is_same<Units, Singles>::value, float, std::uint16_t>;
+        using Result = std::conditional_t<std::is_same<Units, Singles>::value, float, Bfloat16>;
         const std::size_t width = task.weight.num_outputs, column = 2 * step * kColumns, left = width - column;
         const bool has_others = left > kColumns;
-        const __m512 bias = bias_of(task, column, left);
-        const __m512 others = has_others ? bias_of(task, column + kColumns, left - kColumns) : bias;
+        const Floats bias = bias_of(task, column, left);
+        const Floats others = has_others ? bias_of(task, column + kColumns, left - kColumns) : bias;
         auto* result = static_cast<Result*>(task.result) + row * width + column;
         for (std::size_t i = 0; i < count; ++i, result += width) {
-            store_columns(_mm512_add_ps(Units::value(sums[i].first, task, row + i, column), bias), left, result);
+            store_columns(Units::value(sums[i].of[0], task, row + i, column) + bias, left, result);
             if (!has_others) continue;
-            const __m512 second = Units::value(sums[i].second, task, row + i, column + kColumns);
-            store_columns(_mm512_add_ps(second, others), left - kColumns, result + kColumns);
+            const Floats second = Units::value(sums[i].of[1], task, row + i, column + kColumns);
+            store_columns(second + others, left - kColumns, result + kColumns);
         }
     }
 };
 
 // silu(gate) * up of a weight whose first half of outputs, full panels, are gates; a step is a panel of each.
 struct Gated {
-    static std::size_t num_steps(const Weight& weight) { return weight.num_panels() / 2; }
-
     static std::size_t panel(std::size_t step) { return step; }
 
-    static std::size_t other_panel(const Weight& weight, std::size_t step) { return step + num_steps(weight); }
+    static std::size_t other_panel(const Weight& weight, std::size_t step) { return step + weight.num_panels() / 2; }
 
     template <typename Units>
     static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count, const Sums<Units>* sums) {
         const std::size_t width = task.weight.num_outputs / 2, column = step * kColumns;
-        auto* result = static_cast<std::uint16_t*>(task.result) + row * width + column;
+        auto* result = static_cast<Bfloat16*>(task.result) + row * width + column;
         for (std::size_t i = 0; i < count; ++i, result += width) {
-            const auto gate = (Floats)Units::value(sums[i].first, task, row + i, column);
-            const auto up = (Floats)Units::value(sums[i].second, task, row + i, width + column);
-            store_columns((__m512)(gate / (1.0f + exponential(-gate)) * up), kColumns, result);
+            const Floats gate = Units::value(sums[i].of[0], task, row + i, column);
+            const Floats up = Units::value(sums[i].of[1], task, row + i, width + column);
+            store_columns(gate / (1.0f + exponential(-gate)) * up, kColumns, result);
         }
     }
 };
 
-// One step for at most kRowsOfBlock rows.
+template <typename Units, std::size_t... kRowsLessOne>
+static constexpr auto multiply_functions(std::index_sequence<kRowsLessOne...>) {
+    return std::array{multiply<Units, kRowsLessOne + 1>...};
+}
+
+// One step for at most kRowsOfBlock rows, in tiles of about the same size.
 template <typename Kind, typename Units>
 static void compute_step(const Task& task, std::size_t step, std::size_t first_row, std::size_t num_rows) {
-    using Multiply = void (*)(const Unit* rows, std::size_t num_units, std::size_t begin, std::size_t end,
-                              const Unit* panel, const Unit* other, Sums<Units>* sums);
-    static constexpr Multiply kMultiply[kMaxTile] = {  // so many rows, less one
-        multiply<Units, 1>, multiply<Units, 2>, multiply<Units, 3>, multiply<Units, 4>,
-        multiply<Units, 5>, multiply<Units, 6>, multiply<Units, 7>, multiply<Units, 8>};
+    static constexpr auto kMultiply = multiply_functions<Units>(std::make_index_sequence<kMaxTile>());
     Sums<Units> sums[kRowsOfBlock];
-    const std::size_t num_units = task.weight.num_units();
-    const Unit* panel = task.weight.panel(Kind::panel(step));
-    const Unit* other = task.weight.panel(Kind::other_panel(task.weight, step));
+    const std::size_t num_units = task.weight.num_units(), row_units = num_units * Units::kSteps;
+    const std::size_t tile = divided_up(num_rows, divided_up(num_rows, kMaxTile));
+    const Unit* panels[] = {task.weight.panel(Kind::panel(step)),
+                            task.weight.panel(Kind::other_panel(task.weight, step))};
     for (std::size_t unit = 0; unit < num_units; unit += kUnitsOfBlock) {
         const std::size_t end = std::min(unit + kUnitsOfBlock, num_units);
-        for (std::size_t row = 0; row < num_rows; row += kMaxTile) {
-            const std::size_t count = std::min(kMaxTile, num_rows - row);
-            const Unit* rows = task.rows + (first_row + row) * num_units;
-            kMultiply[count - 1](rows, num_units, unit, end, panel, other, sums + row);
+        for (std::size_t row = 0; row < num_rows; row += tile) {
+            const std::size_t count = std::min(tile, num_rows - row);
+            kMultiply[count - 1](task.rows + (first_row + row) * row_units, row_units, unit, end, panels, sums + row);
             if (end == num_units) Kind::template store<Units>(task, step, first_row + row, count, sums + row);
         }
     }
@@ -189,17 +148,26 @@ static void compute(const Task& task, const Share& share) {
     }
 }
 
-// Rows [.., width] of bfloat16 as floats.
-static void widen_rows(const std::uint16_t* rows, std::size_t width, std::size_t first, std::size_t end, float* result) {
-    for (std::size_t i = first * width; i < end * width; i += kLanes) {
-        store(load(reinterpret_cast<const Bfloat16*>(rows) + i, end * width - i), end * width - i, result + i);
-    }
+static std::size_t steps_of(const Weight& weight) {
+    return weight.is_bytes() ? Quads::kSteps : weight.is_floats() ? Singles::kSteps : Pairs::kSteps;
 }
 
-// Rows [.., width] of bfloat16 as bytes around 128, and their scales.
-static void quantise_rows(const std::uint16_t* rows, std::size_t width, std::size_t first, std::size_t end,
-                          std::uint8_t* result, float* scales) {
+// Converts rows `first` to `end` of bfloat16 for a weight: to floats, or to bytes around 128, with their scales.
+static void convert(const Weight& weight, const std::uint16_t* rows, std::size_t first, std::size_t end, Unit* result,
+                    float* scales) {
+    const std::size_t width = weight.num_inputs, row_units = weight.num_units() * steps_of(weight);
+    const auto* from = reinterpret_cast<const Bfloat16*>(rows);
+    if (!weight.is_bytes()) {
+        auto* to = reinterpret_cast<float*>(result);
+        for (std::size_t i = first * width; i < end * width; i += kLanes) {
+            store(load(from + i, end * width - i), end * width - i, to + i);
+        }
+        return;
+    }
     for (std::size_t row = first; row < end; ++row) {
-        scales[row] = quantise_row(reinterpret_cast<const Bfloat16*>(rows) + row * width, width, result + row * width);
+        // The bytes are at the end of their row, so that they can be spread in place from its beginning.
+        auto* bytes = reinterpret_cast<std::uint8_t*>(result + (row + 1) * row_units) - width;
+        scales[row] = quantise_row(from + row * width, width, bytes);
+        Quads::spread(bytes, weight.num_units(), result + row * row_units);
     }
 }

@@ -1,4 +1,4 @@
-// Products with few rows or many, on processors that multiply pairs of bfloat16, or four bytes at once (AVX-512).
+// Weights in panels, and the work to multiply rows with them.
 //
 // A weight is stored in panels of 16 outputs: for each unit of inputs (one float, two bfloat16 or four bytes) the values
 // of the 16 are adjacent. Outputs after the last one are zero. Sums run in the order of the inputs, so that a row's result
@@ -8,12 +8,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace baton {
 
 constexpr std::size_t kColumns = 16;  // of a panel
-constexpr std::size_t kMaxTile = 8;   // rows multiplied with two panels at once, with sums in registers
 
 // A float, two bfloat16 or four bytes; may alias any type.
 using Unit = std::uint32_t __attribute__((may_alias));
@@ -40,7 +38,7 @@ struct Weight {
 struct Task {
     Weight weight;
     const std::uint16_t* bias;  // [num_outputs] bfloat16, or null
-    const Unit* rows;           // [num_rows, num_units]: floats, bfloat16, or bytes around 128
+    const Unit* rows;           // [num_rows, units of a row]: as the instruction set's `convert` leaves them
     const float* row_scales;    // [num_rows], of bytes
     void* result;               // [num_rows, columns of the result]: floats if the weight is in floats, otherwise bfloat16
     std::size_t num_rows;
@@ -52,32 +50,3 @@ struct Share {
 };
 
 }  // namespace baton
-
-#if defined(__x86_64__)
-
-#include <immintrin.h>
-
-#include "../ops/instruction_sets.hpp"
-
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")
-#endif
-
-namespace baton::products_avx512 {
-
-#include "../ops/rows.inl"
-
-#include "kernel.inl"
-
-}  // namespace baton::products_avx512
-
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-
-#endif  // __x86_64__

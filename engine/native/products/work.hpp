@@ -5,14 +5,19 @@
 #include <memory>
 #include <vector>
 
-#include "panels.hpp"
 #include "../threads.hpp"
+#include "instruction_sets.hpp"
 
 namespace baton {
 
 constexpr std::size_t kUnitsAtOnce = 1 << 15;  // approximate units of a weight per share
 constexpr std::size_t kRowsAtOnce = 64;        // at least, if rows are divided
+constexpr std::size_t kRowStep = 24;           // a multiple of all instruction sets' tiles
 constexpr std::size_t kSharesOfThread = 4;     // at least, so that threads end together
+
+// Steps of a product, and of one with gates: two panels each.
+inline std::size_t num_plain_steps(const Weight& weight) { return divided_up(weight.num_panels(), 2); }
+inline std::size_t num_gated_steps(const Weight& weight) { return weight.num_panels() / 2; }
 
 // Counter of turns that threads take.
 class Turns {
@@ -42,7 +47,7 @@ inline std::vector<Share> shares_of(const std::vector<Task>& tasks, std::size_t 
     const std::size_t parts = divided_up(kSharesOfThread * num_threads, tasks.size() * divided_up(num_steps, at_once));
     for (std::size_t task = 0; task < tasks.size(); ++task) {
         const std::size_t num_rows = tasks[task].num_rows;
-        const std::size_t rows = divided_up(std::max(kRowsAtOnce, divided_up(num_rows, parts)), kMaxTile) * kMaxTile;
+        const std::size_t rows = divided_up(std::max(kRowsAtOnce, divided_up(num_rows, parts)), kRowStep) * kRowStep;
         for (std::size_t step = 0; step < num_steps; step += at_once) {
             for (std::size_t row = 0; row < num_rows; row += rows) {
                 shares.push_back({task, step, std::min(step + at_once, num_steps), row, std::min(row + rows, num_rows)});
@@ -52,27 +57,25 @@ inline std::vector<Share> shares_of(const std::vector<Task>& tasks, std::size_t 
     return shares;
 }
 
-#if defined(__x86_64__)
-
 // All tasks' products of one kind.
-template <typename Kind>
 class ProductWork {
 public:
-    ProductWork(std::vector<Task> tasks, std::size_t num_threads)
-        : tasks_(std::move(tasks)),
-          shares_(tasks_.empty() ? std::vector<Share>()
-                                 : shares_of(tasks_, Kind::num_steps(tasks_[0].weight), num_threads)),
+    // `compute`: of the kind, whose weights have `num_steps` steps.
+    ProductWork(void (*compute)(const Task&, const Share&), std::size_t num_steps, std::vector<Task> tasks,
+                std::size_t num_threads)
+        : compute_(compute),
+          tasks_(std::move(tasks)),
+          shares_(shares_of(tasks_, num_steps, num_threads)),
           turns_(shares_.size()) {}
 
     std::size_t num_shares() const { return shares_.size(); }
 
     void work() {
-        turns_.work([&](std::size_t turn) {
-            products_avx512::compute<Kind>(tasks_[shares_[turn].task], shares_[turn]);
-        });
+        turns_.work([&](std::size_t turn) { compute_(tasks_[shares_[turn].task], shares_[turn]); });
     }
 
 private:
+    void (*const compute_)(const Task&, const Share&);
     const std::vector<Task> tasks_;
     const std::vector<Share> shares_;
     Turns turns_;
@@ -81,41 +84,40 @@ private:
 // Rows of bfloat16 converted for a weight: unchanged, or floats or bytes in an owned buffer.
 class RowsWork {
 public:
-    RowsWork(const std::uint16_t* rows, std::size_t num_rows, const Weight& weight)
-        : rows_(rows),
+    RowsWork(const ProductFunctions& functions, const std::uint16_t* rows, std::size_t num_rows, const Weight& weight)
+        : convert_(functions.convert),
+          weight_(weight),
+          rows_(rows),
           num_rows_(num_rows),
-          width_(weight.num_inputs),
-          num_units_(weight.num_units()),
-          owned_(weight.is_bytes() || weight.is_floats() ? new Unit[num_rows * num_units_] : nullptr),
+          row_units_(weight.num_units() * functions.steps_of(weight)),
+          owned_(weight.is_bytes() || weight.is_floats() || !functions.takes_pairs ? new Unit[num_rows * row_units_]
+                                                                                  : nullptr),
           scales_(weight.is_bytes() ? new float[num_rows] : nullptr),
-          turns_(owned_ ? divided_up(num_rows, kMaxTile) : 0) {}
+          turns_(owned_ ? divided_up(num_rows, kRowsOfTurn) : 0) {}
 
     void work() {
         turns_.work([&](std::size_t turn) {
-            const std::size_t first = turn * kMaxTile, end = std::min(first + kMaxTile, num_rows_);
-            if (scales_) {
-                auto* bytes = reinterpret_cast<std::uint8_t*>(owned_.get());
-                products_avx512::quantise_rows(rows_, width_, first, end, bytes, scales_.get());
-            } else {
-                products_avx512::widen_rows(rows_, width_, first, end, reinterpret_cast<float*>(owned_.get()));
-            }
+            const std::size_t first = turn * kRowsOfTurn, end = std::min(first + kRowsOfTurn, num_rows_);
+            convert_(weight_, rows_, first, end, owned_.get(), scales_.get());
         });
     }
 
     const Unit* row(std::size_t index) const {
-        return (owned_ ? owned_.get() : reinterpret_cast<const Unit*>(rows_)) + index * num_units_;
+        return (owned_ ? owned_.get() : reinterpret_cast<const Unit*>(rows_)) + index * row_units_;
     }
 
     const float* scale(std::size_t index) const { return scales_ ? scales_.get() + index : nullptr; }
 
 private:
-    const std::uint16_t* rows_;
-    const std::size_t num_rows_, width_, num_units_;
+    static constexpr std::size_t kRowsOfTurn = 8;
+
+    void (*const convert_)(const Weight&, const std::uint16_t*, std::size_t, std::size_t, Unit*, float*);
+    const Weight weight_;
+    const std::uint16_t* const rows_;
+    const std::size_t num_rows_, row_units_;
     const std::unique_ptr<Unit[]> owned_;
     const std::unique_ptr<float[]> scales_;
     Turns turns_;
 };
-
-#endif
 
 }  // namespace baton

@@ -11,9 +11,10 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv.fingerprint import compatibility_fingerprint
-from baton.engine.layers.int8_weight import Int8PanelWeight, Int8Weight, check_quantization, int8_weight
+from baton.engine.layers import int8_weight as int8_module
+from baton.engine.layers import panel_weight
+from baton.engine.layers.int8_weight import Int8Weight, check_quantization, int8_weight
 from baton.engine.layers.linear import Linear
-from baton.engine.layers.panel_weight import can_have_panels
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint, weights_revision
 from tests.paged_model import CPU, PagedModel
@@ -94,13 +95,17 @@ def test_non_finite_tokens_stay_non_finite(dtype: torch.dtype) -> None:
     assert result[1].isnan().all()
 
 
-@pytest.mark.skipif(not can_have_panels(torch.ones(1, 4).bfloat16(), 4), reason="oneDNN multiplies on this processor")
-def test_panel_and_plain_weights_agree() -> None:
+def test_all_products_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native ones to the bit; oneDNN's round twice."""
+    products = pytest.importorskip("baton.engine.native.products", reason="nothing was compiled")
     weight = torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     x = torch.randn(9, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-    ours = int8_weight(weight)
-    assert isinstance(ours, Int8PanelWeight)
-    torch.testing.assert_close(ours(x), Int8Weight(weight)(x), rtol=2**-6, atol=2**-6)  # Int8Weight rounds twice
+    results = []
+    for instructions in products.instruction_sets():
+        monkeypatch.setattr(panel_weight, "product_instructions", lambda chosen=instructions: chosen)
+        results.append(int8_weight(weight)(x))
+    assert all(torch.equal(result, results[0]) for result in results)
+    torch.testing.assert_close(results[0], Int8Weight(weight)(x), rtol=2**-6, atol=2**-6)
 
 
 def test_the_quantization_option_selects_int8_weights(model: Path) -> None:
@@ -120,5 +125,11 @@ def test_unsupported_hardware_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UnsupportedModel, match="is for CPUs"):
         check_quantization("int8", torch.device("cuda"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    with pytest.raises(UnsupportedModel, match="VNNI"):
+    monkeypatch.setattr(panel_weight, "product_instructions", lambda: "avx2")
+    with pytest.raises(UnsupportedModel, match=r"of a weight \[8, 6\] in torch.bfloat16 needs .* multiple of 4"):
+        int8_weight(torch.ones(8, 6).bfloat16())
+    with pytest.raises(UnsupportedModel, match=r"\[8, 4\] in torch.float32"):
+        int8_weight(torch.ones(8, 4))
+    monkeypatch.setattr(int8_module, "product_instructions", lambda: None)
+    with pytest.raises(UnsupportedModel, match="or with AVX2 and"):
         PagedModel(BUNDLED, quantization="int8")

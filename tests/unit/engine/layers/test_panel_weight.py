@@ -10,22 +10,28 @@ from torch import Tensor
 
 pytest.importorskip("baton.engine.native.products", reason="nothing was compiled when this was installed")
 
+from baton.engine.layers import panel_weight
 from baton.engine.layers.experts import Expert, Experts, GatedExperts, SeparateProducts
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mlp import MLP
 from baton.engine.layers.panel_weight import PairedWeight, PanelWeight, SingleWeight, can_have_panels
-from baton.engine.native.products import GatedProducts, Product, has_fastest_products
+from baton.engine.native.products import GatedProducts, Product, instruction_sets
 from baton.engine.ops.torch_ops import TorchOps
 
-pytestmark = pytest.mark.skipif(
-    not has_fastest_products(), reason="this processor has no products of pairs, or faster ones"
-)
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="this processor has neither AVX2 nor AVX-512")
 
 
 QUANTIZATIONS = pytest.mark.parametrize("quantization", [None, "int8"])
 
 
-@pytest.fixture(autouse=True, params=[1, 2, 5])
+@pytest.fixture(autouse=True, params=instruction_sets())
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    chosen: str = request.param
+    monkeypatch.setattr(panel_weight, "product_instructions", lambda: chosen)
+    return chosen
+
+
+@pytest.fixture(autouse=True, params=[1, 5])
 def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -218,27 +224,29 @@ def test_mismatched_inputs_are_refused() -> None:
             experts(drawn(3, 16), sizes)
 
 
-def test_invalid_products_are_refused() -> None:
+def test_invalid_products_are_refused(instructions: str) -> None:
     for num_inputs, *unit in ((3, 2), (2, 4, 1, 1), (0, 1)):
         with pytest.raises(ValueError, match="inputs fill their units"):
-            Product(0, 4, num_inputs, *unit)
+            Product(instructions, 0, 4, num_inputs, *unit)
     for unit in ((4,), (4, 1), (4, 0, 1), (2, 1, 1), (1, 1, 1)):
         with pytest.raises(ValueError, match="bytes have scales and offsets"):
-            Product(0, 4, 4, *unit)
+            Product(instructions, 0, 4, 4, *unit)
     with pytest.raises(ValueError, match="one input, two or four"):
-        Product(0, 4, 6, 3)
-    gate_up, down = Product(0, 64, 10, 2), Product(0, 10, 32, 2)
+        Product(instructions, 0, 4, 6, 3)
+    gate_up, down = Product(instructions, 0, 64, 10, 2), Product(instructions, 0, 10, 32, 2)
     with pytest.raises(ValueError, match="a slot has two weights"):
         GatedProducts([gate_up], [])
     with pytest.raises(ValueError, match="twice as many"):
-        GatedProducts([gate_up], [Product(0, 12, 32, 2)])
+        GatedProducts([gate_up], [Product(instructions, 0, 12, 32, 2)])
     with pytest.raises(ValueError, match="multiples of 16"):
-        GatedProducts([Product(0, 16, 10, 2)], [Product(0, 10, 8, 2)])
+        GatedProducts([Product(instructions, 0, 16, 10, 2)], [Product(instructions, 0, 10, 8, 2)])
     with pytest.raises(ValueError, match="same sizes"):
-        GatedProducts([gate_up, Product(0, 64, 12, 2)], [down, Product(0, 12, 32, 2)])
+        GatedProducts([gate_up, Product(instructions, 0, 64, 12, 2)], [down, Product(instructions, 0, 12, 32, 2)])
     with pytest.raises(ValueError, match="same kind"):
-        GatedProducts([gate_up], [Product(0, 10, 32, 4, 1, 1)])
+        GatedProducts([gate_up], [Product(instructions, 0, 10, 32, 4, 1, 1)])
     with pytest.raises(ValueError, match="bfloat16 or bytes"):
-        GatedProducts([Product(0, 64, 10, 1)], [Product(0, 10, 32, 1)])
+        GatedProducts([Product(instructions, 0, 64, 10, 1)], [Product(instructions, 0, 10, 32, 1)])
     with pytest.raises(ValueError, match="each slot has a size"):
         GatedProducts([gate_up], [down]).run([1, 1], 0, 0, 1)
+    with pytest.raises(ValueError, match="does not have that instruction set"):
+        Product("avx1024", 0, 64, 10, 2)
