@@ -40,6 +40,13 @@ def test_a_new_key_matches_its_entry() -> None:
     assert run("key", "new", "--name", "a").stdout.split("\n", 1)[0] != key
 
 
+def test_an_admin_key_has_an_entry_that_says_so() -> None:
+    _, entry = run("key", "new", "--name", "operator", "--admin").stdout.split("\n", 1)
+    assert yaml.safe_load(entry)[0]["admin"] is True
+    [read] = read_keys(f"keys:\n{entry}".encode(), "entry")
+    assert read.is_admin
+
+
 def test_invalid_names_are_refused() -> None:
     result = run("key", "new", "--name", "a b")
     assert result.exit_code == 2
