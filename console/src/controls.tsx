@@ -55,6 +55,7 @@ type Progress = { kind: "ask" } | { kind: "busy" } | { kind: "failed"; text: str
 
 export function OrderDialog({ order, onClose }: { order: Order; onClose: (done: string | null) => void }) {
   const dialog = useRef<HTMLDialogElement>(null);
+  const outcome = useRef<string | null>(null);
   const [progress, setProgress] = useState<Progress>({ kind: "ask" });
   useEffect(() => dialog.current?.showModal(), []);
   const name = order.worker.id || order.worker.address;
@@ -64,15 +65,17 @@ export function OrderDialog({ order, onClose }: { order: Order; onClose: (done: 
     if (order.role) query.set("role", order.role);
     try {
       const response = await fetch(`console/workers/${order.action}?${query}`, { method: "POST", headers: keyHeaders() });
-      if (response.ok) onClose(`${title(order)}: ${response.status === 202 ? "in progress" : "done"}.`);
-      else setProgress({ kind: "failed", text: await errorText(response) });
+      if (response.ok) {
+        outcome.current = `${title(order)}: ${response.status === 202 ? "in progress" : "done"}.`;
+        dialog.current?.close(); // which returns the focus to the button
+      } else setProgress({ kind: "failed", text: await errorText(response) });
     } catch {
       setProgress({ kind: "failed", text: "The router does not respond." });
     }
   };
   const canForce = progress.kind === "failed" && progress.text.includes("is the last");
   return (
-    <dialog ref={dialog} aria-labelledby="order-title" onClose={() => onClose(null)}>
+    <dialog ref={dialog} aria-labelledby="order-title" onClose={() => onClose(outcome.current)}>
       <h2 id="order-title">{title(order)}</h2>
       <p>{meaning(order, name)}</p>
       {progress.kind === "failed" && (

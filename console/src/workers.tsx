@@ -12,9 +12,9 @@ export function Workers({ state, canControl }: { state: State; canControl: boole
   const [role, setRole] = useState("");
   const [order, setOrder] = useState<Order | null>(null);
   const [outcome, setOutcome] = useState("");
-  const matching = state.workers.filter(
-    (worker) => (!role || worker.role === role) && `${worker.id} ${worker.address} ${worker.state}`.includes(text.trim()),
-  );
+  const matching = state.workers
+    .filter((worker) => (!role || worker.role === role) && `${worker.id} ${worker.address} ${worker.state}`.includes(text.trim()))
+    .sort(inOrder);
   const cut = state.num_workers > state.workers.length;
   const note = cut
     ? `The ${state.workers.length} of ${count(state.num_workers)} that need attention or have the highest load.`
@@ -56,6 +56,18 @@ export function Workers({ state, canControl }: { state: State; canControl: boole
         />
       )}
     </>
+  );
+}
+
+const collator = new Intl.Collator("en", { numeric: true });
+const ROLE_ORDER = ["prefill", "decode", "both", ""];
+
+// Workers that need attention first. Rows move only when a state changes, so that buttons stay where they are.
+function inOrder(one: WorkerRow, other: WorkerRow): number {
+  return (
+    Number(one.state === "ready") - Number(other.state === "ready") ||
+    ROLE_ORDER.indexOf(one.role) - ROLE_ORDER.indexOf(other.role) ||
+    collator.compare(`${one.id} ${one.address}`, `${other.id} ${other.address}`)
   );
 }
 

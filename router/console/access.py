@@ -11,6 +11,8 @@ NEEDS_ADMIN = (
     "the console needs an admin key: one of --admin-api-key, or one with `admin: true` in the file of --api-keys-file"
 )
 
+PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
+
 
 class ConsoleAccess:
     """Checks of the console's requests. Without API keys, every client of the router may look at the state."""
@@ -30,9 +32,12 @@ class ConsoleAccess:
         """Return whether a viewer may control workers: with an admin key, or on this machine if there are no keys.
 
         Without keys, the host must be this machine by its own name: a page of another site, whose name was pointed to
-        this machine's address, would otherwise be able to send requests.
+        this machine's address, would otherwise be able to send requests. Proxies serve other machines.
         """
-        return self._needs_key or (self._is_local and is_loopback(host_name(headers.get("host", ""))))
+        if self._needs_key:
+            return True
+        is_here = self._is_local and is_loopback(host_name(headers.get("host", "")))
+        return is_here and not any(name in headers for name in PROXY_HEADERS)
 
     def check_control(self, headers: Mapping[str, str]) -> None:
         """Raise as `check_view`, or PermissionDenied for what another site's page may have sent without a key."""

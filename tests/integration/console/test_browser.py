@@ -69,6 +69,11 @@ async def test_workers_a_chat_and_the_loss_of_a_worker() -> None:
         await page.get_by_role("dialog").get_by_role("button", name="Undrain decode-0").click()
         await worker_line(page, "decode-0", "ready")
 
+        await page.get_by_label("Change the role of decode-1").select_option("prefill")
+        await page.get_by_role("dialog").get_by_role("button", name="Make decode-1 prefill").click()
+        changed = page.get_by_role("row", name="decode-1").filter(has=page.get_by_text("prefill", exact=True))
+        await changed.filter(has_text="ready").wait_for()
+
 
 async def test_structured_output_a_wrong_schema_and_the_form_for_the_key() -> None:
     async with (

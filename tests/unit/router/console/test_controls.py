@@ -94,6 +94,7 @@ async def test_wrong_orders_are_refused() -> None:
         {"origin": "null"},
         {"sec-fetch-site": "cross-site"},
         {"host": "evil.example:8000"},  # a name that leads to this machine
+        {"x-forwarded-for": "203.0.113.7"},  # through a proxy
     ],
 )
 async def test_without_keys_pages_of_other_sites_control_nothing(headers: dict[str, str]) -> None:
