@@ -19,8 +19,8 @@ from baton.engine.ops.factory import ops_for
 
 # A product's rows are the same, bit for bit, for every number of rows that is a multiple of this. A token's result
 # therefore does not depend on the rest of the batch, nor on the rank that computes an expert. MKL needs multiples of 16
-# on Intel's processors. The native products take any number. With AMX, oneDNN divides large bf16 products differently
-# for different numbers of rows, whatever their multiple.
+# on Intel's processors. The native products take any number. Without them on a CPU with AMX, oneDNN divides large bf16
+# products differently for different numbers of rows, whatever their multiple.
 ROW_TILE = 16
 
 GROUPED_CAPABILITIES = (9, 10)  # compute capabilities of GPUs with grouped-product kernels in torch

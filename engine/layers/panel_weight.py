@@ -1,4 +1,4 @@
-"""Native fp32, bf16 and int8 products, on CPUs with AVX2 or AVX-512, and without tiles (AMX).
+"""Native fp32, bf16 and int8 products, on CPUs with AVX2, AVX-512 or tiles (AMX).
 
 They are faster than oneDNN's, and give the same bits for any number of rows.
 """
@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 try:
-    from baton.engine.native.products import GatedProducts, Product, has_tiles, instruction_sets
+    from baton.engine.native.products import GatedProducts, Product, instruction_sets
 except ImportError:  # installed without the compiled extensions
     Product = None  # type: ignore[assignment, misc]  # mypy has no optional class
 
@@ -19,10 +19,8 @@ PANELS_AT_ONCE = 16  # panels repacked at once
 
 
 def product_instructions() -> str | None:
-    """Return the instruction set of native products; None if there are none, or if oneDNN's are faster (with AMX)."""
-    if Product is None or has_tiles():
-        return None
-    return next(iter(instruction_sets()), None)
+    """Return the instruction set of native products; None if there are none."""
+    return None if Product is None else next(iter(instruction_sets()), None)
 
 
 def can_have_panels(weight: Tensor, inputs_of_unit: int = 2) -> bool:

@@ -148,7 +148,6 @@ PYBIND11_MODULE(products, module) {
     module.doc() = "Products of rows in bfloat16 with weights in floats, bfloat16 or bytes, on a CPU.";
     import_threads();
     module.def("instruction_sets", &names);
-    module.def("has_tiles", [] { return ExtendedFeatures().has_tiles; });
     py::class_<Product>(module, "Product")
         .def(py::init<const std::string&, Address, std::size_t, std::size_t, std::size_t, Address, Address>(),
              py::arg("instructions"), py::arg("panels"), py::arg("num_outputs"), py::arg("num_inputs"),

@@ -3,9 +3,6 @@ from collections.abc import Sequence
 def instruction_sets() -> list[str]:
     """Return those of this processor that products are compiled for, fastest first."""
 
-def has_tiles() -> bool:
-    """Return whether this processor multiplies tiles (AMX), with which oneDNN's products are faster."""
-
 class Product:
     """Product on raw pointers: bfloat16 rows; results in bfloat16, or in floats for a weight in floats."""
 

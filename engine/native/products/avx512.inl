@@ -3,7 +3,7 @@
 constexpr std::size_t kMaxTile = 8;  // rows multiplied at once, with sums in registers
 constexpr std::size_t kRowsOfTwoPanels = 8;
 constexpr std::size_t kRowsOfBlock = 128;
-constexpr std::size_t kUnitsOfBlock = 1 << 11;  // units of a row: this much of two panels stays in a core's cache
+constexpr std::size_t kUnitsOfRegisters = 1 << 11;  // units of a row: this much of two panels stays in a core's cache
 
 // Units of one float.
 struct Singles {

@@ -28,10 +28,29 @@ struct ProductFunctions {
 
 #include <cpuid.h>
 #include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,amx-tile,amx-bf16,amx-int8"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,amx-tile,amx-bf16,amx-int8")
+#endif
+namespace baton::products_amx {
+#define BATON_BFLOAT16_PAIRS
+#define BATON_TILES
+#include "../ops/rows.inl"
+#include "avx512.inl"
+#include "kernel.inl"
+#undef BATON_TILES
+#undef BATON_BFLOAT16_PAIRS
+}  // namespace baton::products_amx
+#if defined(__clang__)
+#pragma clang attribute pop
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni"))), apply_to = function)
 #else
+#pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")
 #endif
@@ -97,19 +116,24 @@ namespace baton::products_avx2 {
 
 namespace baton {
 
-// Of leaf 7 of the processor's description.
-struct ExtendedFeatures {
-    bool has_tiles = false;    // AMX
-    bool has_avxvnni = false;  // products of four bytes without AVX-512
-
-    ExtendedFeatures() {
 #if defined(__x86_64__)
-        unsigned a = 0, b = 0, c = 0, d = 0;
-        has_tiles = __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & 1u << 22;
-        has_avxvnni = __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & 1u << 4;
+
+// AVX-512's products of four bytes, in vectors of AVX2.
+inline bool has_avxvnni() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & 1u << 4;
+}
+
+// AMX, if the kernel lets this process use it.
+inline bool has_tiles() {
+    constexpr unsigned kTilesAndTheirProducts = 1u << 22 | 1u << 24 | 1u << 25;  // of bfloat16 and of bytes
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTilesAndTheirProducts) != kTilesAndTheirProducts) return false;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 #endif
-    }
-};
 
 // Those of this processor, fastest first.
 inline std::vector<ProductFunctions> product_functions() {
@@ -119,10 +143,12 @@ inline std::vector<ProductFunctions> product_functions() {
     const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni");
-    if (has_avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(BATON_PRODUCT_FUNCTIONS(avx512bf16, true));
+    const bool has_pairs = has_avx512 && __builtin_cpu_supports("avx512bf16");
+    if (has_pairs && has_tiles()) found.push_back(BATON_PRODUCT_FUNCTIONS(amx, true));
+    if (has_pairs) found.push_back(BATON_PRODUCT_FUNCTIONS(avx512bf16, true));
     if (has_avx512) found.push_back(BATON_PRODUCT_FUNCTIONS(avx512vnni, false));
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (has_avx2 && ExtendedFeatures().has_avxvnni) found.push_back(BATON_PRODUCT_FUNCTIONS(avxvnni, false));
+    if (has_avx2 && has_avxvnni()) found.push_back(BATON_PRODUCT_FUNCTIONS(avxvnni, false));
     if (has_avx2) found.push_back(BATON_PRODUCT_FUNCTIONS(avx2, false));
 #endif
     return found;

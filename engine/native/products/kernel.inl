@@ -4,16 +4,16 @@
 constexpr std::size_t kUnitsAhead = 512;  // units of a panel prefetched ahead
 
 // Of one row and two panels.
-template <typename Units>
+template <typename Sum>
 struct Sums {
-    typename Units::Sum of[2];
+    Sum of[2];
 };
 
 // Adds units `begin` to `end` of rows [kRows, row_units] times kPanels panels; from 0 on these are the first. Loops over
 // rows are unrolled so that the sums stay in registers.
 template <typename Units, std::size_t kRows, std::size_t kPanels>
 static BATON_INLINE void multiply_panels(const Unit* rows, std::size_t row_units, std::size_t begin, std::size_t end,
-                                         const Unit* const* panels, Sums<Units>* sums, std::size_t first_panel) {
+                                         const Unit* const* panels, Sums<typename Units::Sum>* sums, std::size_t first_panel) {
     typename Units::Sum added[kPanels][kRows];
 #pragma GCC unroll 8
     for (std::size_t row = 0; row < kRows; ++row) {
@@ -49,17 +49,48 @@ static BATON_INLINE void multiply_panels(const Unit* rows, std::size_t row_units
     }
 }
 
-// The same for two panels: at once if their sums fit in registers.
-template <typename Units, std::size_t kRows>
-static void multiply(const Unit* rows, std::size_t row_units, std::size_t begin, std::size_t end,
-                     const Unit* const* panels, Sums<Units>* sums) {
-    if constexpr (kRows <= kRowsOfTwoPanels) {
-        multiply_panels<Units, kRows, 2>(rows, row_units, begin, end, panels, sums, 0);
-    } else {
-        multiply_panels<Units, kRows, 1>(rows, row_units, begin, end, panels, sums, 0);
-        multiply_panels<Units, kRows, 1>(rows, row_units, begin, end, panels, sums, 1);
+// Products whose sums are in registers. `Units`: Singles, Pairs or Quads.
+template <typename Units>
+struct InRegisters : Units {
+    static constexpr std::size_t kMaxRows = kMaxTile;
+    static constexpr std::size_t kUnitsOfBlock = kUnitsOfRegisters;
+
+    // Tiles of about the same size.
+    static std::size_t rows_at_once(std::size_t num_rows) { return divided_up(num_rows, divided_up(num_rows, kMaxTile)); }
+
+    // Adds units `begin` to `end` of at most kMaxRows rows times two panels.
+    void multiply(std::size_t num_rows, const Unit* rows, std::size_t row_units, std::size_t begin, std::size_t end,
+                  const Unit* const* panels, Sums<typename Units::Sum>* sums) {
+        static constexpr auto kMultiply = functions(std::make_index_sequence<kMaxTile>());
+        kMultiply[num_rows - 1](rows, row_units, begin, end, panels, sums);
     }
-}
+
+private:
+    // Of two panels at once if their sums fit in registers.
+    template <std::size_t kRows>
+    static void multiply_rows(const Unit* rows, std::size_t row_units, std::size_t begin, std::size_t end,
+                              const Unit* const* panels, Sums<typename Units::Sum>* sums) {
+        if constexpr (kRows <= kRowsOfTwoPanels) {
+            multiply_panels<Units, kRows, 2>(rows, row_units, begin, end, panels, sums, 0);
+        } else {
+            multiply_panels<Units, kRows, 1>(rows, row_units, begin, end, panels, sums, 0);
+            multiply_panels<Units, kRows, 1>(rows, row_units, begin, end, panels, sums, 1);
+        }
+    }
+
+    template <std::size_t... kRowsLessOne>
+    static constexpr auto functions(std::index_sequence<kRowsLessOne...>) {
+        return std::array{multiply_rows<kRowsLessOne + 1>...};
+    }
+};
+
+#if defined(BATON_TILES)
+#include "amx.inl"
+#else
+using FloatProducts = InRegisters<Singles>;
+using PairProducts = InRegisters<Pairs>;
+using ByteProducts = InRegisters<Quads>;
+#endif
 
 static BATON_INLINE Floats bias_of(const Task& task, std::size_t column, std::size_t count) {
     return task.bias ? load(reinterpret_cast<const Bfloat16*>(task.bias) + column, count) : Floats{};
@@ -74,8 +105,8 @@ struct Plain {
     }
 
     template <typename Units>
-    static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count, const Sums<Units>* sums) {
-        using Result = std::conditional_t<std::is_same<Units, Singles>::value, float, Bfloat16>;
+    static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count, const Sums<typename Units::Sum>* sums) {
+        using Result = std::conditional_t<std::is_same<Units, FloatProducts>::value, float, Bfloat16>;
         const std::size_t width = task.weight.num_outputs, column = 2 * step * kColumns, left = width - column;
         const bool has_others = left > kColumns;
         const Floats bias = bias_of(task, column, left);
@@ -97,7 +128,7 @@ struct Gated {
     static std::size_t other_panel(const Weight& weight, std::size_t step) { return step + weight.num_panels() / 2; }
 
     template <typename Units>
-    static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count, const Sums<Units>* sums) {
+    static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count, const Sums<typename Units::Sum>* sums) {
         const std::size_t width = task.weight.num_outputs / 2, column = step * kColumns;
         auto* result = static_cast<Bfloat16*>(task.result) + row * width + column;
         for (std::size_t i = 0; i < count; ++i, result += width) {
@@ -108,44 +139,41 @@ struct Gated {
     }
 };
 
-template <typename Units, std::size_t... kRowsLessOne>
-static constexpr auto multiply_functions(std::index_sequence<kRowsLessOne...>) {
-    return std::array{multiply<Units, kRowsLessOne + 1>...};
+// Some steps for at most kRowsOfBlock rows.
+template <typename Kind, typename Products>
+static void compute_rows(Products& products, const Task& task, const Share& share, std::size_t first_row,
+                         std::size_t num_rows) {
+    Sums<typename Products::Sum> sums[kRowsOfBlock];
+    const std::size_t num_units = task.weight.num_units(), row_units = num_units * Products::kSteps;
+    const std::size_t at_once = Products::rows_at_once(num_rows);
+    for (std::size_t step = share.first_step; step < share.end_step; ++step) {
+        const Unit* panels[] = {task.weight.panel(Kind::panel(step)),
+                                task.weight.panel(Kind::other_panel(task.weight, step))};
+        for (std::size_t unit = 0; unit < num_units; unit += Products::kUnitsOfBlock) {
+            const std::size_t end = std::min(unit + Products::kUnitsOfBlock, num_units);
+            for (std::size_t row = 0; row < num_rows; row += at_once) {
+                const std::size_t count = std::min(at_once, num_rows - row);
+                const Unit* rows = task.rows + (first_row + row) * row_units;
+                products.multiply(count, rows, row_units, unit, end, panels, sums + row);
+                if (end == num_units) Kind::template store<Products>(task, step, first_row + row, count, sums + row);
+            }
+        }
+    }
 }
 
-// One step for at most kRowsOfBlock rows, in tiles of about the same size.
-template <typename Kind, typename Units>
-static void compute_step(const Task& task, std::size_t step, std::size_t first_row, std::size_t num_rows) {
-    static constexpr auto kMultiply = multiply_functions<Units>(std::make_index_sequence<kMaxTile>());
-    Sums<Units> sums[kRowsOfBlock];
-    const std::size_t num_units = task.weight.num_units(), row_units = num_units * Units::kSteps;
-    const std::size_t tile = divided_up(num_rows, divided_up(num_rows, kMaxTile));
-    const Unit* panels[] = {task.weight.panel(Kind::panel(step)),
-                            task.weight.panel(Kind::other_panel(task.weight, step))};
-    for (std::size_t unit = 0; unit < num_units; unit += kUnitsOfBlock) {
-        const std::size_t end = std::min(unit + kUnitsOfBlock, num_units);
-        for (std::size_t row = 0; row < num_rows; row += tile) {
-            const std::size_t count = std::min(tile, num_rows - row);
-            kMultiply[count - 1](task.rows + (first_row + row) * row_units, row_units, unit, end, panels, sums + row);
-            if (end == num_units) Kind::template store<Units>(task, step, first_row + row, count, sums + row);
-        }
+template <typename Kind, typename Products>
+static void compute_share(const Task& task, const Share& share) {
+    Products products;
+    for (std::size_t row = share.first_row; row < share.end_row; row += kRowsOfBlock) {
+        compute_rows<Kind>(products, task, share, row, std::min(kRowsOfBlock, share.end_row - row));
     }
 }
 
 template <typename Kind>
 static void compute(const Task& task, const Share& share) {
-    for (std::size_t step = share.first_step; step < share.end_step; ++step) {
-        for (std::size_t row = share.first_row; row < share.end_row; row += kRowsOfBlock) {
-            const std::size_t num_rows = std::min(kRowsOfBlock, share.end_row - row);
-            if (task.weight.is_bytes()) {
-                compute_step<Kind, Quads>(task, step, row, num_rows);
-            } else if (task.weight.is_floats()) {
-                compute_step<Kind, Singles>(task, step, row, num_rows);
-            } else {
-                compute_step<Kind, Pairs>(task, step, row, num_rows);
-            }
-        }
-    }
+    if (task.weight.is_bytes()) return compute_share<Kind, ByteProducts>(task, share);
+    if (task.weight.is_floats()) return compute_share<Kind, FloatProducts>(task, share);
+    compute_share<Kind, PairProducts>(task, share);
 }
 
 static std::size_t steps_of(const Weight& weight) {

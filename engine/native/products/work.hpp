@@ -11,8 +11,7 @@
 namespace baton {
 
 constexpr std::size_t kUnitsAtOnce = 1 << 15;  // approximate units of a weight per share
-constexpr std::size_t kRowsAtOnce = 64;        // at least, if rows are divided
-constexpr std::size_t kRowStep = 24;           // a multiple of all instruction sets' tiles
+constexpr std::size_t kRowsAtOnce = 96;        // rows are divided into multiples of this, and of all tiles
 constexpr std::size_t kSharesOfThread = 4;     // at least, so that threads end together
 
 // Steps of a product, and of one with gates: two panels each.
@@ -47,7 +46,7 @@ inline std::vector<Share> shares_of(const std::vector<Task>& tasks, std::size_t 
     const std::size_t parts = divided_up(kSharesOfThread * num_threads, tasks.size() * divided_up(num_steps, at_once));
     for (std::size_t task = 0; task < tasks.size(); ++task) {
         const std::size_t num_rows = tasks[task].num_rows;
-        const std::size_t rows = divided_up(std::max(kRowsAtOnce, divided_up(num_rows, parts)), kRowStep) * kRowStep;
+        const std::size_t rows = divided_up(divided_up(num_rows, parts), kRowsAtOnce) * kRowsAtOnce;
         for (std::size_t step = 0; step < num_steps; step += at_once) {
             for (std::size_t row = 0; row < num_rows; row += rows) {
                 shares.push_back({task, step, std::min(step + at_once, num_steps), row, std::min(row + rows, num_rows)});

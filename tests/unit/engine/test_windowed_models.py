@@ -82,7 +82,7 @@ def test_rounded_weights_give_similar_logits(model: Path, quantization: str) -> 
     usual = PagedModel(model, dtype="bfloat16").step(prompt)["s"]
     found = PagedModel(model, dtype="bfloat16", quantization=quantization).step(prompt)["s"]
     similarity = torch.nn.functional.cosine_similarity(found.flatten(), usual.flatten(), dim=0)
-    assert similarity > {"int8": 0.97, "int4": 0.7}[quantization]
+    assert similarity > {"int8": 0.95, "int4": 0.7}[quantization]
 
 
 def test_layers_that_do_not_rotate_have_no_rotary_table(tmp_path: Path) -> None:

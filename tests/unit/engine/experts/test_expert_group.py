@@ -285,18 +285,7 @@ def test_a_model_without_experts_of_their_own_is_refused(tmp_path: Path, archite
         Ranks(model, ["rank-0"])
 
 
-HAS_TILES = torch.cpu._is_amx_tile_supported()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "packed"),
-    [
-        (torch.float32, False),
-        pytest.param(
-            torch.bfloat16, True, marks=pytest.mark.skipif(HAS_TILES, reason="oneDNN with AMX rounds by rows")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "packed"), [(torch.float32, False), (torch.bfloat16, True)])
 def test_rows_do_not_depend_on_the_number_of_tiles(dtype: torch.dtype, packed: bool) -> None:
     """Bit equality with one rank relies on this."""
     draw = torch.Generator().manual_seed(1)
