@@ -14,6 +14,7 @@ COMMANDS = {
     "drain": "Take a worker out of service without losing a request.",
     "undrain": "Put a drained worker back into service.",
     "role": "Change the role of a worker without a restart.",
+    "cache": "Show, clear, export and import cached KV.",
     "worker": "Run one worker in this process.",
     "router": "Run a router: one process, or several that share its ports.",
     "rendezvous": "Run the membership service for worker groups that step together.",

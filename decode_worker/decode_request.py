@@ -80,6 +80,7 @@ class DecodeRequest:
                 images=images,
                 tenant=command.tenant,
                 priority=command.priority,
+                num_marked_tokens=command.num_marked_tokens,
                 receives_kv=receives_kv(command),
                 receives_whole=command.HasField("prefill"),
             ),
@@ -117,6 +118,7 @@ class DecodeRequest:
             number=command.number,
             num_ranks=num_ranks,
             images=map(image_to_proto, self.request.images),
+            num_marked_tokens=command.num_marked_tokens,
         )
 
     def note_origins(self, announced: frozenset[KVOrigin] = NO_ORIGINS) -> None:

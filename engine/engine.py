@@ -75,8 +75,7 @@ class Engine:
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
         self.kv_parts, self.groups, self.cores = loaded.kv_parts, loaded.groups, loaded.cores
         self.fingerprint, self.origin = loaded.fingerprint, loaded.origin
-        self.vocabulary = loaded.vocabulary
-        self.generates, self.pooling = loaded.generates, loaded.pooling
+        self.vocabulary, self.generates, self.pooling = loaded.vocabulary, loaded.generates, loaded.pooling
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
         vocab_size, eos_token_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
@@ -326,6 +325,7 @@ class Engine:
             decode_sequence_s=rates.decode_sequence_s,
             num_awaited_blocks=self.scheduler.num_awaited_blocks,
             num_receiving=self.scheduler.num_receiving,
+            pins=self.blocks.prefix_pins.figures,
             grammars=replace(self.grammars.counters),
             speculation=self.speculator.counters.copy() if self.speculator else SpeculationCounters(),
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.errors import EngineError
 from baton.engine.grammar.figures import GrammarCounters
+from baton.engine.kv.prefix_pins import PinFigures
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.speculation.figures import SpeculationCounters
 
@@ -90,6 +91,7 @@ class EngineStats:
     num_receiving: int = 0  # of the waiting requests: those whose KV is computed elsewhere and not here yet
     grammars: GrammarCounters = field(default_factory=GrammarCounters)
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
+    pins: PinFigures = field(default_factory=PinFigures)
 
 
 @dataclass(frozen=True, slots=True)

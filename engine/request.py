@@ -48,6 +48,7 @@ class Request:
     priority: int = 0  # lower is served earlier
     receives_kv: bool = False  # the prompt is prefilled remotely and its KV will be received
     receives_whole: bool = False  # all of it, so blocks behind the last token's windows are not needed
+    num_marked_tokens: int = 0  # leading tokens that the client expects to send again
     keep_blocks: bool = False  # blocks stay held after the request ends, until released
     pooling: PoolingParams | None = None  # ends with an embedding of the prompt; None: it generates tokens
     computes_all: bool = False  # the pooling needs hidden states of all tokens, so cached KV is not enough

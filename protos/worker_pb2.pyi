@@ -460,6 +460,11 @@ class WorkerLoad(_message.Message):
     NUM_DRAFTS_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_BY_POSITION_FIELD_NUMBER: _builtins.int
+    NUM_PINS_FIELD_NUMBER: _builtins.int
+    NUM_PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_DROPPED_PINS_FIELD_NUMBER: _builtins.int
+    NUM_LOOKED_UP_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -526,6 +531,16 @@ class WorkerLoad(_message.Message):
     """drafts that were verified since the start, each of one or more tokens"""
     num_draft_tokens: _builtins.int
     """drafted tokens that were verified since the start"""
+    num_pins: _builtins.int
+    """pinned prefixes"""
+    num_pinned_blocks: _builtins.int
+    """blocks that they hold; a block of several KV groups counts for each"""
+    num_dropped_pins: _builtins.int
+    """pins that were dropped for lack of blocks since the start"""
+    num_looked_up_tokens: _builtins.int
+    """tokens looked up in the prefix cache since the start"""
+    num_cached_tokens: _builtins.int
+    """those of them that were found"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport in use and why, by KVPool.incarnation of the peer"""
@@ -574,10 +589,15 @@ class WorkerLoad(_message.Message):
         num_drafts: _builtins.int = ...,
         num_draft_tokens: _builtins.int = ...,
         accepted_by_position: _abc.Iterable[_builtins.int] | None = ...,
+        num_pins: _builtins.int = ...,
+        num_pinned_blocks: _builtins.int = ...,
+        num_dropped_pins: _builtins.int = ...,
+        num_looked_up_tokens: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -863,6 +883,7 @@ class GenerateCommand(_message.Message):
     RESUME_KEY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    NUM_MARKED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the router's requests that have not ended"""
     num_prompt_tokens: _builtins.int
@@ -883,6 +904,8 @@ class GenerateCommand(_message.Message):
     """its end; empty: not kept
     its requests share bounds on the worker's threads; a digest, or empty for
     """
+    num_marked_tokens: _builtins.int
+    """leading prompt tokens that the client expects to send again: their blocks are"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then the output tokens so far"""
@@ -925,10 +948,11 @@ class GenerateCommand(_message.Message):
         resume_key: _builtins.bytes = ...,
         tenant: _builtins.str = ...,
         images: _abc.Iterable[_common_pb2.Image] | None = ...,
+        num_marked_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill", b"prefill", "prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "images", b"images", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "images", b"images", "num_marked_tokens", b"num_marked_tokens", "num_prompt_tokens", b"num_prompt_tokens", "number", b"number", "prefill", b"prefill", "prefill_fallbacks", b"prefill_fallbacks", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "resume_key", b"resume_key", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1173,6 +1197,7 @@ class PrefillRequest(_message.Message):
     NUM_RANKS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    NUM_MARKED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """unique among the caller's requests"""
     num_prompt_tokens: _builtins.int
@@ -1194,6 +1219,8 @@ class PrefillRequest(_message.Message):
     num_ranks: _builtins.int
     """ranks of the caller, which share a block's parts; 0 means 1"""
     tenant: _builtins.str
+    """as in GenerateCommand"""
+    num_marked_tokens: _builtins.int
     """as in GenerateCommand"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1229,10 +1256,11 @@ class PrefillRequest(_message.Message):
         num_ranks: _builtins.int = ...,
         tenant: _builtins.str = ...,
         images: _abc.Iterable[_common_pb2.Image] | None = ...,
+        num_marked_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefix_source", b"prefix_source", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "images", b"images", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_ranks", b"num_ranks", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "fingerprint", b"fingerprint", "images", b"images", "incarnation", b"incarnation", "num_cached_tokens", b"num_cached_tokens", "num_marked_tokens", b"num_marked_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_ranks", b"num_ranks", "number", b"number", "prefix_source", b"prefix_source", "priority", b"priority", "request_id", b"request_id", "router_id", b"router_id", "sampling", b"sampling", "tenant", b"tenant", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1694,3 +1722,239 @@ class LeaseAccepted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseAccepted: _TypeAlias = LeaseAccepted  # noqa: Y015
+
+@_typing.final
+class PinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    MIN_BLOCKS_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    MAX_SHARE_FIELD_NUMBER: _builtins.int
+    CREATED_S_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """whose pin it is: names of different owners never collide"""
+    name: _builtins.str
+    """a pin with the same owner and name is replaced"""
+    block_hashes: _builtins.bytes
+    """16-byte chained hashes of the prefix, in order"""
+    min_blocks: _builtins.int
+    """least number of them that must be cached; 0 means all"""
+    ttl_s: _builtins.float
+    """time after which the pin is released"""
+    max_share: _builtins.float
+    """largest share of the worker's blocks that the owner's pins may hold; 0: the worker's"""
+    created_s: _builtins.float
+    """Unix time at which it was asked for: refused with NOT_FOUND if it was deleted since then"""
+    incarnation: _builtins.str
+    """of the worker that the caller expects"""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        name: _builtins.str = ...,
+        block_hashes: _builtins.bytes = ...,
+        min_blocks: _builtins.int = ...,
+        ttl_s: _builtins.float = ...,
+        max_share: _builtins.float = ...,
+        created_s: _builtins.float = ...,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "created_s", b"created_s", "incarnation", b"incarnation", "max_share", b"max_share", "min_blocks", b"min_blocks", "name", b"name", "owner", b"owner", "ttl_s", b"ttl_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinRequest: _TypeAlias = PinRequest  # noqa: Y015
+
+@_typing.final
+class PinResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """that are held"""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinResponse: _TypeAlias = PinResponse  # noqa: Y015
+
+@_typing.final
+class UnpinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DELETED_S_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """as in PinRequest"""
+    name: _builtins.str
+    """as in PinRequest"""
+    deleted_s: _builtins.float
+    """Unix time of its deletion: it is not made again; 0: it may be, as it only moves"""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+        name: _builtins.str = ...,
+        deleted_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_s", b"deleted_s", "name", b"name", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinRequest: _TypeAlias = UnpinRequest  # noqa: Y015
+
+@_typing.final
+class UnpinResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_PINNED_FIELD_NUMBER: _builtins.int
+    was_pinned: _builtins.bool
+    """whether there was such a pin"""
+    def __init__(
+        self,
+        *,
+        was_pinned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_pinned", b"was_pinned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpinResponse: _TypeAlias = UnpinResponse  # noqa: Y015
+
+@_typing.final
+class ListPinsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    """as in PinRequest"""
+    def __init__(
+        self,
+        *,
+        owner: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPinsRequest: _TypeAlias = ListPinsRequest  # noqa: Y015
+
+@_typing.final
+class ListPinsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PINS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinnedPrefix]:
+        """oldest first"""
+
+    def __init__(
+        self,
+        *,
+        pins: _abc.Iterable[Global___PinnedPrefix] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pins", b"pins"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPinsResponse: _TypeAlias = ListPinsResponse  # noqa: Y015
+
+@_typing.final
+class PinnedPrefix(_message.Message):
+    """A pinned prefix."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the pin"""
+    num_tokens: _builtins.int
+    """of the prefix"""
+    num_blocks: _builtins.int
+    """of all KV groups"""
+    num_bytes: _builtins.int
+    """of these blocks"""
+    ttl_s: _builtins.float
+    """until it is released"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        ttl_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "num_blocks", b"num_blocks", "num_bytes", b"num_bytes", "num_tokens", b"num_tokens", "ttl_s", b"ttl_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinnedPrefix: _TypeAlias = PinnedPrefix  # noqa: Y015
+
+@_typing.final
+class ClearRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    tier: _builtins.str
+    """kv_cache, or the name of a store below it, whose blocks are deleted for all workers that"""
+    def __init__(
+        self,
+        *,
+        tier: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearRequest: _TypeAlias = ClearRequest  # noqa: Y015
+
+@_typing.final
+class ClearResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    num_blocks: _builtins.int
+    """that were forgotten"""
+    def __init__(
+        self,
+        *,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearResponse: _TypeAlias = ClearResponse  # noqa: Y015

@@ -630,3 +630,212 @@ class KVSource:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class KVCacheStub:
+    """Control of the blocks that a worker of any role has cached.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Pin = channel.unary_unary(
+                '/baton.v1.KVCache/Pin',
+                request_serializer=baton_dot_protos_dot_worker__pb2.PinRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/baton.v1.KVCache/Unpin',
+                request_serializer=baton_dot_protos_dot_worker__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/baton.v1.KVCache/ListPins',
+                request_serializer=baton_dot_protos_dot_worker__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.Clear = channel.unary_unary(
+                '/baton.v1.KVCache/Clear',
+                request_serializer=baton_dot_protos_dot_worker__pb2.ClearRequest.SerializeToString,
+                response_deserializer=baton_dot_protos_dot_worker__pb2.ClearResponse.FromString,
+                _registered_method=True)
+
+
+class KVCacheServicer:
+    """Control of the blocks that a worker of any role has cached.
+    """
+
+    def Pin(self, request, context):
+        """Hold a cached prefix for a time, so that it is not evicted. FAILED_PRECONDITION: not all of it is cached. NOT_FOUND:
+        the pin was deleted. RESOURCE_EXHAUSTED: a quota does not allow it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Release a pin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """Return the pins of an owner.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Clear(self, request, context):
+        """Forget the cached blocks that nothing holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KVCacheServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.PinRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.UnpinRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.UnpinResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.ListPinsRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'Clear': grpc.unary_unary_rpc_method_handler(
+                    servicer.Clear,
+                    request_deserializer=baton_dot_protos_dot_worker__pb2.ClearRequest.FromString,
+                    response_serializer=baton_dot_protos_dot_worker__pb2.ClearResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.KVCache', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.KVCache', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class KVCache:
+    """Control of the blocks that a worker of any role has cached.
+    """
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KVCache/Pin',
+            baton_dot_protos_dot_worker__pb2.PinRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KVCache/Unpin',
+            baton_dot_protos_dot_worker__pb2.UnpinRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KVCache/ListPins',
+            baton_dot_protos_dot_worker__pb2.ListPinsRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Clear(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.KVCache/Clear',
+            baton_dot_protos_dot_worker__pb2.ClearRequest.SerializeToString,
+            baton_dot_protos_dot_worker__pb2.ClearResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -276,3 +276,76 @@ class KVSourceServicer(metaclass=_abc_1.ABCMeta):
         """Pin the longest cached prefix of the given blocks until the call ends, and announce it."""
 
 def add_KVSourceServicer_to_server(servicer: KVSourceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class KVCacheStub:
+    """Control of the blocks that a worker of any role has cached."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> KVCacheAsyncStub: ...
+    Pin: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PinRequest, _worker_pb2.PinResponse]
+    """Hold a cached prefix for a time, so that it is not evicted. FAILED_PRECONDITION: not all of it is cached. NOT_FOUND:
+    the pin was deleted. RESOURCE_EXHAUSTED: a quota does not allow it.
+    """
+    Unpin: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UnpinRequest, _worker_pb2.UnpinResponse]
+    """Release a pin."""
+    ListPins: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListPinsRequest, _worker_pb2.ListPinsResponse]
+    """Return the pins of an owner."""
+    Clear: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ClearRequest, _worker_pb2.ClearResponse]
+    """Forget the cached blocks that nothing holds."""
+
+@_typing.type_check_only
+class KVCacheAsyncStub(KVCacheStub):
+    """Control of the blocks that a worker of any role has cached."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Pin: _aio.UnaryUnaryMultiCallable[_worker_pb2.PinRequest, _worker_pb2.PinResponse]  # type: ignore[assignment]
+    """Hold a cached prefix for a time, so that it is not evicted. FAILED_PRECONDITION: not all of it is cached. NOT_FOUND:
+    the pin was deleted. RESOURCE_EXHAUSTED: a quota does not allow it.
+    """
+    Unpin: _aio.UnaryUnaryMultiCallable[_worker_pb2.UnpinRequest, _worker_pb2.UnpinResponse]  # type: ignore[assignment]
+    """Release a pin."""
+    ListPins: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListPinsRequest, _worker_pb2.ListPinsResponse]  # type: ignore[assignment]
+    """Return the pins of an owner."""
+    Clear: _aio.UnaryUnaryMultiCallable[_worker_pb2.ClearRequest, _worker_pb2.ClearResponse]  # type: ignore[assignment]
+    """Forget the cached blocks that nothing holds."""
+
+class KVCacheServicer(metaclass=_abc_1.ABCMeta):
+    """Control of the blocks that a worker of any role has cached."""
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _worker_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.PinResponse, _abc.Awaitable[_worker_pb2.PinResponse]]:
+        """Hold a cached prefix for a time, so that it is not evicted. FAILED_PRECONDITION: not all of it is cached. NOT_FOUND:
+        the pin was deleted. RESOURCE_EXHAUSTED: a quota does not allow it.
+        """
+
+    @_abc_1.abstractmethod
+    def Unpin(
+        self,
+        request: _worker_pb2.UnpinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.UnpinResponse, _abc.Awaitable[_worker_pb2.UnpinResponse]]:
+        """Release a pin."""
+
+    @_abc_1.abstractmethod
+    def ListPins(
+        self,
+        request: _worker_pb2.ListPinsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ListPinsResponse, _abc.Awaitable[_worker_pb2.ListPinsResponse]]:
+        """Return the pins of an owner."""
+
+    @_abc_1.abstractmethod
+    def Clear(
+        self,
+        request: _worker_pb2.ClearRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ClearResponse, _abc.Awaitable[_worker_pb2.ClearResponse]]:
+        """Forget the cached blocks that nothing holds."""
+
+def add_KVCacheServicer_to_server(servicer: KVCacheServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

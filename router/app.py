@@ -29,6 +29,7 @@ from baton.router.http.certificate import make_certificate
 from baton.router.http.server import BACKLOG, STOP_GRACE_S, HttpServer
 from baton.router.http.shared_socket import shared_socket
 from baton.router.kserve.grpc_service import OPEN_METHODS, KServeService
+from baton.router.pins.prefix_files import pin_files, read_prefix_files
 from baton.router.served_models import ServedModels
 from baton.router.service import RouterService, make_service
 from baton.rpc.grpc_options import SERVER_OPTIONS
@@ -112,6 +113,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
     progress = ProgressReporter(config.progress_fd)
     async with AsyncExitStack() as heartbeat_stack, AsyncExitStack() as stack:
         listener = stack.enter_context(_bind(config))
+        prefix_files = await asyncio.to_thread(read_prefix_files, config.pin_prefix)
         service = await asyncio.to_thread(make_service, config)
         for model in service.models:
             stack.callback(model.tokenizer.close)
@@ -120,6 +122,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
             stack.callback(service.files.disk.close)
         if service.response_store is not None:
             stack.push_async_callback(service.response_store.close)
+        await pin_files(next(iter(service.models)), prefix_files)
         await stack.enter_async_context(agreed(service.cache_secret, config.registry))
         pools = [asyncio.create_task(model.pool.run(), name="worker pool") for model in service.models]
         for pool in pools:
@@ -129,6 +132,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
             stack.push_async_callback(_cancel, reporting)
             reading = asyncio.create_task(model.plan.run(), name="plans")
             stack.push_async_callback(_cancel, reading)
+            keeping = asyncio.create_task(model.pins.run(), name="pins")
+            stack.push_async_callback(_cancel, keeping)
         if service.group is not None:
             await stack.enter_async_context(service.group)
         await _wait_for_workers(service.models)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from baton.router import config_checks as checks
 from baton.router.admission.shared_places import reserved_places
-from baton.router.config_checks import check_https, check_media_domains, check_origins, hidden_keys, read_slo
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
@@ -28,7 +28,6 @@ SECRETS = {  # environment variables
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
 MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
 MIN_SECRET_CHARS = 16
-DEFAULT_SLO = "ttft=1s,tpot=50ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ class RouterConfig:
     slo: str | None = option(
         None,
         "Target time to first token and time per output token. The router places requests to meet both. none: it "
-        f"minimises the delays themselves. Default: {DEFAULT_SLO}.",
+        f"minimises the delays themselves. Default: {checks.DEFAULT_SLO}.",
     )
     target_ttft_ms: float | None = option(None, "Older form of slo, with target_tpot_ms.", minimum=0.001, hidden=True)
     target_tpot_ms: float | None = option(None, "Older form of slo, with target_ttft_ms.", minimum=0.001, hidden=True)
@@ -183,6 +182,11 @@ class RouterConfig:
     batch_inflight: int = option(
         256, "Maximum completions of batches in flight, of one router process, behind all other requests.", minimum=1
     )
+    pin_prefix: tuple[str, ...] = option(
+        (),
+        "Text files with which prompts of --model begin, separated by commas. Their KV stays cached on all workers "
+        "that compute prompts, for the life of the server. Default: none.",
+    )
     tool_call_parser: str | None = option(
         None,
         "Format of the model's tool calls, under vLLM's names. Default: found in the chat template; none: outputs are "
@@ -251,7 +255,7 @@ class RouterConfig:
         """
         for name, keys in (("api_key", self.api_key), ("admin_api_key", self.admin_api_key)):
             if keys is not None:
-                object.__setattr__(self, name, hidden_keys(name, keys))
+                object.__setattr__(self, name, checks.hidden_keys(name, keys))
         if self.protect_operations and not self.needs_key:
             raise OptionError("protect_operations: requires api_key or api_keys_file")
         if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET_CHARS:
@@ -265,19 +269,20 @@ class RouterConfig:
                 raise OptionError(f"workers: {address!r} is neither host:port, such as 127.0.0.1:7000, nor unix:/path")
         if (self.process is None) != (self.group_dir is None):
             raise OptionError("process: process and group_dir must be given together")
-        if (self.target_ttft_ms is None) != (self.target_tpot_ms is None):
-            raise OptionError("target_ttft_ms: target_ttft_ms and target_tpot_ms must be given together")
-        if self.slo is not None and self.target_ttft_ms is not None:
-            raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
         self.promised_s()
+        if self.pin_prefix and self.needs_key and not self.shared_cache:
+            raise OptionError(
+                "pin_prefix: API keys share no cached prompts, so none would find the prefix; set shared_cache, or "
+                "have each key pin it (/v1/cache/pins)"
+            )
         images_per_prompt(self.limit_mm_per_prompt)
         resized_bounds(self.mm_processor_kwargs)
         self._check_models()
-        check_origins(self.cors_origins)
-        check_media_domains(self.allowed_media_domains)
-        check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
+        checks.check_origins(self.cors_origins)
+        checks.check_media_domains(self.allowed_media_domains)
+        checks.check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
 
     def _check_models(self) -> None:
         """Raise OptionError for models that cannot be read, or of which two have the same name."""
@@ -294,9 +299,7 @@ class RouterConfig:
 
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
-        if self.target_ttft_ms is not None and self.target_tpot_ms is not None:
-            return {"ttft": self.target_ttft_ms / 1000, "tpot": self.target_tpot_ms / 1000}
-        return read_slo(self.slo or DEFAULT_SLO)
+        return checks.promised_s(self.slo, self.target_ttft_ms, self.target_tpot_ms)
 
     @property
     def scheme(self) -> str:

@@ -9,25 +9,36 @@ from baton.settings.names import is_origin
 from baton.settings.slo import parse_slo
 from baton.settings.values import OptionError
 
+DEFAULT_SLO = "ttft=1s,tpot=50ms"
+
+
+def promised_s(slo: str | None, ttft_ms: float | None, tpot_ms: float | None) -> dict[str, float]:
+    """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError.
+
+    ttft_ms, tpot_ms: an older form of `slo`.
+    """
+    if (ttft_ms is None) != (tpot_ms is None):
+        raise OptionError("target_ttft_ms: target_ttft_ms and target_tpot_ms must be given together")
+    if ttft_ms is not None and tpot_ms is not None:
+        if slo is not None:
+            raise OptionError("slo: it replaces target_ttft_ms and target_tpot_ms; give slo alone")
+        return {"ttft": ttft_ms / 1000, "tpot": tpot_ms / 1000}
+    if slo == "none":
+        return {}
+    try:
+        limits = parse_slo(slo or DEFAULT_SLO)
+    except OptionError as error:
+        raise OptionError(f"slo: {error}") from error
+    if len(limits) < 2:
+        raise OptionError(f"slo: {slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
+    return limits
+
 
 def hidden_keys(name: str, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the digests of API keys. Raises OptionError if there is none, or an empty one."""
     if not keys or not all(keys):
         raise OptionError(f"{name}: must not be empty; omit it if there is no key")
     return tuple(map(hidden, keys))
-
-
-def read_slo(slo: str) -> dict[str, float]:
-    """Return the targets `ttft` and `tpot` in seconds; empty for `none`. Raises OptionError."""
-    if slo == "none":
-        return {}
-    try:
-        limits = parse_slo(slo)
-    except OptionError as error:
-        raise OptionError(f"slo: {error}") from error
-    if len(limits) < 2:
-        raise OptionError(f"slo: {slo} must have both ttft and tpot, such as ttft=1s,tpot=50ms")
-    return limits
 
 
 def check_origins(cors_origins: Iterable[str]) -> None:

@@ -12,6 +12,8 @@ Unavailable (rpc/status.py)
 ├── HandedOff    the worker of the request is draining and handed it off
 ├── ShortOfRanks the worker of the request waits for ranks of its group, and another can continue it
 └── Draining     the router is shutting down
+NotFound (rpc/status.py)
+└── PinNotFound  there is no such pin
 Internal (rpc/status.py)
 └── RequestLost  each worker that ran the request was lost, so the request may be the cause
 Conflict (rpc/status.py)
@@ -25,7 +27,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from baton.engine.errors import InvalidRequest, QueueFull
-from baton.rpc.status import Cancelled, Conflict, Internal, Unavailable
+from baton.rpc.status import Cancelled, Conflict, Internal, NotFound, Unavailable
 
 MAX_RETRY_AFTER_S = 600
 
@@ -72,6 +74,10 @@ class KeyLimitReached(Overloaded):
     def __init__(self, message: str, retry_after_s: int, kind: str) -> None:
         super().__init__(message, retry_after_s)
         self.kind = kind
+
+
+class PinNotFound(NotFound):
+    """There is no such pin, or it belongs to another tenant."""
 
 
 class NoWorker(Unavailable):

@@ -72,6 +72,7 @@ class ChatPrompt:
     template_options: Mapping[str, object] = field(default_factory=dict)
     tools: Sequence[Mapping[str, object]] = ()
     images: Sequence[ImageSource] = ()  # in the order in which the messages show them
+    marked: Sequence[Mapping[str, object]] = ()  # the beginning that the client expects to send again; empty: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ class Generation:
     sampling: SamplingParams  # seed and max_tokens are set
     starts: tuple[CompletionStart, ...] = ()  # one per completion of a resumed request; empty: a new request
     images: tuple[Image, ...] = ()  # of the prompt, sent with every command
+    num_marked_tokens: int = 0  # leading ones that the client expects to send again, estimated
     is_reasoning_open: bool | None = None  # at the end of the prompt; None: the prompt does not say
     generated: TokenCount = field(default_factory=TokenCount, repr=False, compare=False)  # of all completions
     hashes: PromptHashes = field(init=False)

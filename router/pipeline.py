@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from baton.engine.errors import InvalidRequest
 from baton.engine.grammar.grammar import Grammar
 from baton.engine.vision.image import Image
 from baton.router.admission.deadline import items_within, result_within
@@ -110,6 +111,7 @@ class Pipeline:
         elif grammar is not None:
             await self._in_turn(grammar.validate, len(grammar.source), client)
         token_ids, images = await self._placed(token_ids, request.prompt, client)
+        num_marked = await self._num_marked(request.prompt, prompt, len(token_ids), client)
         if images:
             max_tokens = self._fit(len(token_ids), request)
         seed = secrets.randbits(63) if request.seed is None else request.seed % (1 << 64)
@@ -120,7 +122,23 @@ class Pipeline:
         sampling.validate(self._model.vocab_size)
         self._metrics.request_started(max_tokens, request.n)
         request = replace(request, prompt=())  # frees the prompt: it may be megabytes
-        return Generation(request, token_ids, sampling, images=images, is_reasoning_open=is_open)
+        return Generation(
+            request, token_ids, sampling, images=images, num_marked_tokens=num_marked, is_reasoning_open=is_open
+        )
+
+    async def _num_marked(
+        self, prompt: str | Sequence[int] | ChatPrompt, text: str | Sequence[int], num_tokens: int, client: str
+    ) -> int:
+        """Return about how many tokens the marked beginning of a prompt has, which is rendered as `text`."""
+        if not isinstance(prompt, ChatPrompt) or not prompt.marked or not isinstance(text, str):
+            return 0
+        try:
+            beginning = await self._tokenizer.render(
+                prompt.marked, False, False, prompt.template_options, client, prompt.tools
+            )
+        except InvalidRequest:  # the template does not render it alone
+            return 0
+        return num_tokens * num_common_chars(beginning, text) // len(text)
 
     async def _grammar(
         self, rules: OutputRules, given: Grammar | None, is_open: bool | None, client: str
@@ -257,6 +275,18 @@ class Pipeline:
         if request.max_tokens > left:
             raise context_error("max_tokens", max_model_len, num_prompt_tokens, request.max_tokens)
         return max(1, request.max_tokens)  # workers generate at least one token; `CompletionOutput` drops it for 0
+
+
+def num_common_chars(one: str, other: str) -> int:
+    """Return the length of the longest common prefix of two texts."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def prompt_field(prompt: str | Sequence[int] | ChatPrompt) -> str:

@@ -27,6 +27,7 @@ from baton.router.metrics.worker_series import WorkerSeries
 from baton.router.model_info import ModelInfo, read_model_info
 from baton.router.model_options import ModelOptions
 from baton.router.output.format import OutputFormat, find_output_format
+from baton.router.pins.keeper import PinKeeper
 from baton.router.pipeline import Pipeline
 from baton.router.policy.cluster import RoutedRequest
 from baton.router.policy.cost_model import CostModel
@@ -56,6 +57,7 @@ class ServedModel:
     reporter: PoolsReporter
     plan: PlanSeries
     first_worker: FirstWorker
+    pins: PinKeeper
 
     def begin_drain(self) -> None:
         """Hold no request for a first worker any more: other routers can hold them for longer."""
@@ -115,6 +117,7 @@ class ModelMaker:
         metrics.inflight.set_function(lambda: admission.num_inflight)
         limits = FailoverLimits(config.failover_attempts, config.failover_timeout_s)
         dispatcher = Dispatcher(pool, policy, limits, metrics, first_worker)
+        pipeline = Pipeline(info, tokenizer, images, pool, dispatcher, metrics, first_worker)
         return ServedModel(
             info=info,
             tokenizer=tokenizer,
@@ -124,11 +127,12 @@ class ModelMaker:
             policy=policy,
             admission=admission,
             metrics=metrics,
-            pipeline=Pipeline(info, tokenizer, images, pool, dispatcher, metrics, first_worker),
+            pipeline=pipeline,
             embedder=Embedder(pool, CostModel(targets=targets), limits, metrics),
             reporter=PoolsReporter(router_id, pool, admission, metrics, first_worker),
             plan=plan,
             first_worker=first_worker,
+            pins=PinKeeper(pool, pipeline, admission),
         )
 
     def _admission(self, pool: WorkerPool, metrics: RouterMetrics, first_worker: FirstWorker) -> Admission:

@@ -130,6 +130,7 @@ def engine_request(message: PrefillRequest, request_id: RequestId) -> Request:
         images=tuple(map(image_from_proto, message.images)),
         tenant=message.tenant,
         priority=message.priority,
+        num_marked_tokens=message.num_marked_tokens,
         # Prompt logprobs are a by-product of computing the prompt, so no prefix may be pulled.
         receives_kv=message.HasField("prefix_source") and sampling.prompt_logprobs is None,
         keep_blocks=True,

@@ -2,7 +2,7 @@
 
 ServiceError
 ├── Unauthenticated   the caller's API key is missing or unknown
-├── PermissionDenied  the caller's API key does not allow the operation
+├── PermissionDenied  the caller's API key may not do this
 ├── NotFound          no such model, request or worker
 ├── Unavailable       the request cannot be served now (draining, no worker, connection lost); a retry may succeed
 ├── Conflict          another call has taken over the object of this one, or the two contradict each other
@@ -38,7 +38,7 @@ class Unauthenticated(ServiceError):
 
 
 class PermissionDenied(ServiceError):
-    """The caller's API key does not allow the operation; the text says what would."""
+    """The caller's API key is known, but may not do this."""
 
 
 class NotFound(ServiceError):

@@ -15,7 +15,9 @@ from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.receive import Receiver
 from baton.protos import worker_pb2
 from baton.rpc.peers import Identified
+from baton.rpc.status import NotFound
 from baton.worker.kv.stored_hashes import StoredHashes
+from baton.worker.saved_prefill import POOL
 
 T = TypeVar("T")
 
@@ -136,9 +138,18 @@ class Stores(Protocol):
         """Return what they have of a request's prefix; None if that is too little."""
         ...
 
+    async def clear(self, tier: str) -> int:
+        """Delete the blocks of a store; return their number. Raises NotFound, or Unavailable if the store fails."""
+        ...
+
     async def close(self) -> None:
         """Save what is left, and close the stores; the engine must still run."""
         ...
+
+
+def no_tier(tier: str, names: Sequence[str]) -> NotFound:
+    """Return the error for a tier that a worker does not have."""
+    return NotFound(f"there is no tier {tier[:64]!r}; the worker has {', '.join((POOL, *names))}")
 
 
 class NoStores:
@@ -153,6 +164,10 @@ class NoStores:
 
     async def find(self, request: Request) -> None:
         """Return None."""
+
+    async def clear(self, tier: str) -> int:
+        """Raise NotFound."""
+        raise no_tier(tier, ())
 
     async def close(self) -> None:
         """Do nothing."""

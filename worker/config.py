@@ -54,6 +54,12 @@ class WorkerConfig:
     kv_store_key_file: str | None = option(
         None, "File with the 256-bit key that encrypts the blocks in kv_disk and kv_store. Default: not encrypted."
     )
+    max_pinned_fraction: float = option(
+        0.25,
+        "Largest share of the KV cache that pinned prefixes may hold (`/v1/cache/pins`), 0 to 1; 0: none.",
+        minimum=0,
+        maximum=1,
+    )
     served_model_name: str | None = option(None, "Name of the model. Default: the checkpoint directory's name.")
     registry: str | None = option(
         None, "URL of the registry (redis://...) in which routers find the worker. Default: none.", secret=True

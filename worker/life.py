@@ -25,6 +25,7 @@ from baton.rpc.reflection import enable_reflection
 from baton.settings.names import Role
 from baton.worker.base import WorkerIdentity
 from baton.worker.drain import DrainConflict, DrainState
+from baton.worker.kv.cache_control import KVCacheService
 from baton.worker.kv.source import KVSourceService
 from baton.worker.registration import member_of, registered
 from baton.worker.role import ROLE_SERVICES, ROLES, RoleBuilders, WorkerCore, WorkerServices
@@ -53,7 +54,7 @@ class Life:
     def service_names(self) -> list[str]:
         """Full names of the services."""
         services = worker_pb2.DESCRIPTOR.services_by_name
-        names = [services[name].full_name for name in ("Worker", "KVSource", *ROLE_SERVICES[self.role])]
+        names = [services[name].full_name for name in ("Worker", "KVSource", "KVCache", *ROLE_SERVICES[self.role])]
         return [*names, doctor_pb2.DESCRIPTOR.services_by_name["Doctor"].full_name]
 
 
@@ -217,6 +218,8 @@ class Lives:
         services.register(added.as_server)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, added.as_server)
         worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(host, core.drain), added.as_server)
+        cache = KVCacheService(host, core.config.max_pinned_fraction, service.note_news, core.stores)
+        worker_pb2_grpc.add_KVCacheServicer_to_server(cache, added.as_server)
         enable_reflection(added.as_server, [*life.service_names, health.SERVICE_NAME])
         self.table.replace(added)
         return life

@@ -12,12 +12,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from baton.engine.grammar.figures import GrammarCounters
+from baton.engine.kv.prefix_pins import PinFigures
 from baton.engine.outputs import EngineStats, ExpertFigures
 from baton.engine.speculation.figures import SpeculationCounters
 from baton.kvtransfer.base import PeerId
 from baton.rpc.metrics_format import plain_accept
 from baton.worker.engine_host import EngineHost
 from baton.worker.reporting import TierCounters, WorkerCounters
+from baton.worker.saved_prefill import POOL, SavedPrefill
 
 SCRAPE_TIMEOUT_S = 5.0
 TIER_COUNTERS = {
@@ -47,6 +49,8 @@ class WorkerSnapshot:
     transports: dict[PeerId, str]
     experts: ExpertFigures | None  # None outside of a group
     is_short_of_ranks: bool
+    saved_s: Mapping[str, float]  # seconds of prefill, by tier
+    block_bytes: int
 
 
 class WorkerMetrics(Collector):
@@ -57,13 +61,20 @@ class WorkerMetrics(Collector):
         self._counters = counters
         self._labels = {"worker": worker_id, "model_name": model}
         self._loop = asyncio.get_running_loop()
+        self._saved_prefill = SavedPrefill()
 
     async def _snapshot(self) -> WorkerSnapshot:
         stats = await self._host.stats()
         choices = self._host.ranks.choices
         transports = {peer: choice.transport for peer, choice in choices.items()}
         experts = await self._host.expert_figures()
-        return WorkerSnapshot(stats, replace(self._counters), transports, experts, self._host.is_short_of_ranks)
+        block_size = self._host.config.block_size
+        found = {name: tier.fetched_blocks * block_size for name, tier in self._counters.tiers.items()}
+        saved_s = self._saved_prefill.note({POOL: stats.num_cached_tokens, **found}, stats.prefill_tokens_per_s)
+        is_short = self._host.is_short_of_ranks
+        return WorkerSnapshot(
+            stats, replace(self._counters), transports, experts, is_short, saved_s, self._host.block_bytes
+        )
 
     def collect(self) -> Iterator[Family]:
         """Yield all metrics; called on a thread of the HTTP server."""
@@ -99,6 +110,8 @@ class WorkerMetrics(Collector):
         yield self._counter("handover_failures", "Handovers that failed.", counters.handover_failures)
         yield self._counter("checksum_failures", "Transfers that failed a checksum.", counters.checksum_failures)
         yield from self._of_tiers(counters.tiers)
+        yield from self._of_pins(stats.pins, snapshot.block_bytes)
+        yield self._saved(snapshot.saved_s)
         transports = GaugeMetricFamily(
             "baton:kv_transport_info", "Transport in use for each peer.", labels=[*self._labels, "peer", "transport"]
         )
@@ -134,6 +147,22 @@ class WorkerMetrics(Collector):
             for tier, counters in tiers.items():
                 gauge.add_metric([*self._labels.values(), tier], getattr(counters, name))
             yield gauge
+
+    def _of_pins(self, pins: PinFigures, block_bytes: int) -> Iterator[Family]:
+        """Yield the metrics of pinned prefixes."""
+        yield self._gauge("kv_pins", "Pinned prefixes.", pins.num_pins)
+        yield self._gauge("kv_pinned_blocks", "KV blocks that pinned prefixes hold.", pins.num_blocks)
+        num_bytes = pins.num_blocks * block_bytes
+        yield self._gauge("kv_pinned_bytes", "Bytes of KV that pinned prefixes hold.", num_bytes)
+        yield self._counter("kv_dropped_pins", "Pins dropped since a request needed their blocks.", pins.num_dropped)
+
+    def _saved(self, saved_s: Mapping[str, float]) -> Family:
+        """Return the metric of saved prefill."""
+        text = "Estimated seconds of prefill that were saved by KV in the KV cache and in stores."
+        family = CounterMetricFamily("baton:kv_saved_prefill_seconds", text, labels=[*self._labels, "tier"])
+        for tier, seconds in saved_s.items():
+            family.add_metric([*self._labels.values(), tier], seconds)
+        return family
 
     def _of_drafts(self, drafts: SpeculationCounters) -> Iterator[Family]:
         """Yield the metrics of speculative decoding."""

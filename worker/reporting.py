@@ -135,6 +135,11 @@ def load_report(
         num_drafts=stats.speculation.num_drafts,
         num_draft_tokens=stats.speculation.num_draft_tokens,
         accepted_by_position=stats.speculation.accepted_by_position,
+        num_pins=stats.pins.num_pins,
+        num_pinned_blocks=stats.pins.num_blocks,
+        num_dropped_pins=stats.pins.num_dropped,
+        num_looked_up_tokens=stats.num_looked_up_tokens,
+        num_cached_tokens=stats.num_cached_tokens,
     )
 
 

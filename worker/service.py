@@ -68,8 +68,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._is_closed = False
         self._feed = CacheFeed(host, stored)
         self._clocks: set[ReportClock] = set()
-        host.listen(lambda _: self._note_news())
-        drain.watch(self._note_news)  # an aborted request ends without a step, and frees blocks
+        host.listen(lambda _: self.note_news())
+        drain.watch(self.note_news)  # an aborted request ends without a step, and frees blocks
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -196,6 +196,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             state = await self._drain.wait_change(state)
             clock.note_urgent_news()
 
-    def _note_news(self) -> None:
+    def note_news(self) -> None:
+        """Make a report due to every watcher, at most one per interval."""
         for clock in self._clocks:
             clock.note_news()

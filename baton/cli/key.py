@@ -23,7 +23,12 @@ def command() -> None:
 @click.option("--requests-per-minute", type=click.IntRange(1), help="Maximum requests a minute.")
 @click.option("--tokens-per-minute", type=click.IntRange(1), help="Maximum prompt and output tokens a minute.")
 @click.option("--cache-salt", help="Prefix-cache scope; only keys with the same salt share cached prompts.")
-@click.option("--admin", is_flag=True, help="Allow the web console, and draining workers there.")
+@click.option(
+    "--max-pinned-fraction",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Largest share of a worker's KV cache that its pins may hold.",
+)
+@click.option("--admin", is_flag=True, help="Let it clear the workers' caches, and use the web console.")
 @click.option("--expires-in-days", type=click.FloatRange(0, 36500, min_open=True), help="Days until it is rejected.")
 def new(expires_in_days: float | None, **fields: object) -> None:
     """Print a new key, and its entry for --api-keys-file.

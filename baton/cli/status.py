@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from baton.cli.display.status_table import status_table, tier_lines, transport_lines, worker_rows
+from baton.cli.display.status_table import pin_lines, status_table, tier_lines, transport_lines, worker_rows
 from baton.cli.options.https_flags import https_flags
 from baton.cli.options.server import key_flag, url_flag
 from baton.process.states import process_reports
@@ -67,7 +67,7 @@ def _render(content: object, url: str, width: int) -> RenderableType:
     router = content.get("router") if isinstance(content, dict) else None
     models = [Text(f"{each.pop('model', '')}: {_facts(each)}") for each in _models(router)]
     plans = [Text(line, style="dim") for line in _plans(router)]
-    transports = [Text(line, style="dim") for line in [*transport_lines(rows), *tier_lines(rows)]]
+    transports = [Text(line, style="dim") for line in [*transport_lines(rows), *tier_lines(rows), *pin_lines(rows)]]
     restarts = [Text(line, style="yellow") for report in process_reports(content) if (line := report.describe())]
     title = Text("  ".join([url, _facts(router)]), style="bold")
     return Group(title, *models, Text(), status_table(rows, width), Text(), *restarts, *plans, *transports)

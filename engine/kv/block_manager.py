@@ -4,7 +4,7 @@ A running or receiving request holds its block tables: one for each KV group. Of
 the window are given back as the request advances, and blocks for a long prompt are allocated step by step. The request
 also holds the blocks of its recurrent state, if the model has one, and the checkpoint that its next step reads. A
 remote prefill that fills the blocks of a receiving request holds them too, until `end_fill`. A finished request may
-keep its tables. A pin holds cached blocks for a reader. A waiting request holds nothing.
+keep its tables. A pin holds cached blocks for a reader, a prefix pin for a time. A waiting request holds nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,13 @@ from itertools import chain, takewhile
 
 from baton.engine.attention.span import FULL
 from baton.engine.kv.block_hash import BlockHash
+from baton.engine.kv.block_origins import BlockOrigins
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.groups import KVGroups, held
-from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
+from baton.engine.kv.origin import KVOrigin
 from baton.engine.kv.pin import Pin, Pins
 from baton.engine.kv.prefix_cache import PrefixCache
+from baton.engine.kv.prefix_pins import PrefixPins
 from baton.engine.kv.state_layout import StateLayout
 from baton.engine.kv.used_blocks import UsedBlock, UsedBlocks
 from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
@@ -41,8 +43,8 @@ class BlockManager:
         self._step_tokens = step_tokens
         self._fills: dict[RequestId, list[BlockId]] = {}
         self.pins = Pins(self.cache)
-        # Other models that computed a block's KV, or KV before it in the request that computed it.
-        self._origins: dict[BlockId, frozenset[KVOrigin]] = {}
+        self.prefix_pins = PrefixPins(self.cache)
+        self._origins = BlockOrigins()
 
     @property
     def num_usable(self) -> int:
@@ -65,16 +67,18 @@ class BlockManager:
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
         """Give a waiting request its cached blocks and new blocks for the rest, and set its number of computed tokens.
 
-        Returns False and changes nothing if that would leave fewer than `reserve` places free. At least one token is
-        always left to compute.
+        Returns False and changes nothing if that would leave fewer than `reserve` places free, unless prefix pins are
+        in the way for good: then some are dropped. At least one token is always left to compute.
         """
         tables = self._cached(request) if reads_cache else self.cache.match_groups([])
         num_known = len(tables[0])
         checkpoint = self._checkpoint(request.block_hashes[:num_known])
         cached = [*(block for table in tables for block in held(table)), *checkpoint]
         new, num_state = self._blocks_to_take(request, num_known), self.groups.num_state_blocks
-        if sum(map(len, new)) + num_state + reserve * len(tables) > self.cache.num_free_outside(cached):
-            return False
+        num_new = sum(map(len, new)) + num_state
+        while num_new + reserve * len(tables) > self.cache.num_free_outside(cached):
+            if not self.prefix_pins.make_way(num_new, cached):
+                return False
         self.cache.pool.hold(cached)
         for table, indices in zip(tables, new, strict=True):
             table += [NULL_BLOCK] * (indices.start - num_known) + self._allocate(len(indices))
@@ -84,6 +88,7 @@ class BlockManager:
         request.num_computed_tokens = num_known * self.block_size
         if self.used is not None:
             self.used.note_found(request.block_hashes[:num_known])
+        self.cache.pool.spare(held(request.block_table[: min(num_known, request.num_marked_tokens // self.block_size)]))
         return True
 
     def _blocks_to_take(self, request: Request, num_known: int) -> list[range]:
@@ -189,14 +194,17 @@ class BlockManager:
         if self.cache.enabled and last > first:
             hashes, others = request.hash_blocks(self.block_size), request.other_tables
             if request.kv_origins:
-                self._note_origins(request, first, last)
+                self._origins.note_computed(request, first, last, self.groups.has_windows)
             while first > 0 and hashes[first - 1] not in self.cache:
                 first -= 1
             for index in range(first, last):
                 parent = hashes[index - 1] if index else None
                 self.cache.store(request.block_table[index], hashes[index], parent, [table[index] for table in others])
+            marked = min(last, request.num_marked_tokens // self.block_size)
+            self.cache.pool.spare(held(request.block_table[first:marked]))
             if self.used is not None:
-                self.used.note(hashes[first:last], is_popular=request.num_cached_tokens > 0)
+                self.used.note(hashes[first:marked], is_popular=True)
+                self.used.note(hashes[max(first, marked) : last], is_popular=request.num_cached_tokens > 0)
         if self.groups.has_windows:
             self._give_back(request, before, num_computed_tokens)
         if self.groups.states is not None and num_computed_tokens > before:
@@ -271,13 +279,13 @@ class BlockManager:
 
     def origins(self, blocks: Iterable[BlockId]) -> frozenset[KVOrigin]:
         """Return the other models that computed some of the blocks' KV, or the KV that it was computed from."""
-        return NO_ORIGINS.union(*(self._origins[block] for block in blocks if block in self._origins))
+        return self._origins.of(blocks)
 
     def set_origins(self, request: Request, num_tokens: int, origins: Mapping[BlockId, frozenset[KVOrigin]]) -> None:
         """Record the other models that computed blocks which a request has received, up to `num_tokens`."""
         end = self.num_blocks_for(num_tokens)
         received = [block for table in request.block_tables for block in held(table[:end])]
-        self._origins |= {block: origins[block] for block in received if block in origins}
+        self._origins.record(received, origins)
         request.kv_origins |= self.origins(received)
 
     def pin(self, hashes: Sequence[BlockHash]) -> Pin:
@@ -303,27 +311,14 @@ class BlockManager:
         requests = list(requests)
         holders = [block for request in requests for table in request.block_tables for block in held(table)]
         holders += [block for request in requests for block in (*request.state_blocks, *request.checkpoint_blocks)]
-        holders += chain(*self._fills.values(), self.pins)
+        holders += chain(*self._fills.values(), self.pins, self.prefix_pins)
         self.cache.pool.check_integrity(holders)
         self.cache.check_integrity()
-
-    def _note_origins(self, request: Request, first: int, last: int) -> None:
-        """Record the origins of blocks that follow other models' in the block tables.
-
-        In the prefix cache they may follow another request's blocks of the same content, which have no origin. Behind a
-        window the other models' blocks may have been given back.
-        """
-        tables = request.block_tables
-        foreign = (index for index in range(last) if any(table[index] in self._origins for table in tables))
-        start = next(foreign, first if self.groups.has_windows else last)
-        for table in tables:
-            for block in held(table[max(first, start) : last]):
-                self._origins.setdefault(block, request.kv_origins)
 
     def _allocate(self, count: int) -> list[BlockId]:
         blocks = self.cache.allocate(count)
         for block in blocks:
-            self._origins.pop(block, None)
+            self._origins.forget(block)
         return blocks
 
     def _cached(self, request: Request) -> list[list[BlockId]]:

@@ -20,6 +20,7 @@ class BlockPool:
         self._num_allocations = [0] * num_blocks
         self._ref_counts[NULL_BLOCK] = 1
         self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(map(BlockId, range(1, num_blocks)))
+        self._spared: set[BlockId] = set()  # of which the content stays when their turn of eviction comes once
 
     @property
     def num_free(self) -> int:
@@ -37,11 +38,24 @@ class BlockPool:
     def allocate(self, count: int) -> list[BlockId]:
         """Take `count` free blocks, each with one holder; the caller must have checked `num_free`."""
         assert count <= len(self._free), f"{count} blocks requested, {len(self._free)} free"
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        blocks = [self._pop() for _ in range(count)]
         for block in blocks:
             self._ref_counts[block] = 1
             self._num_allocations[block] += 1
         return blocks
+
+    def _pop(self) -> BlockId:
+        """Remove and return the next free block; those that are spared go to the end of the list instead, once."""
+        while True:
+            block, _ = self._free.popitem(last=False)
+            if block not in self._spared:
+                return block
+            self._spared.remove(block)
+            self._free[block] = None
+
+    def spare(self, blocks: Iterable[BlockId]) -> None:
+        """Evict the blocks later than others that were used as recently: as if they were used once more."""
+        self._spared.update(blocks)
 
     def hold(self, blocks: Iterable[BlockId]) -> None:
         """Add a holder to each block; a free block with cached content leaves the free list."""
@@ -60,10 +74,11 @@ class BlockPool:
             if self._ref_counts[block] == 0:
                 self._free[block] = None
                 if not cached:
-                    self._free.move_to_end(block, last=False)
+                    self.empty(block)
 
     def empty(self, block: BlockId) -> None:
         """Mark a block's content as useless: if the block is free, it is allocated next."""
+        self._spared.discard(block)
         if block in self._free:
             self._free.move_to_end(block, last=False)
 

@@ -191,6 +191,14 @@ class PrefixCache:
         """Drop one holder of each block; pass a request's blocks in order."""
         self.pool.release(blocks, [block in self._hashes or block in self.checkpoints for block in blocks])
 
+    def clear(self) -> int:
+        """Forget all blocks without a holder, and return their number."""
+        before = len(self._blocks)
+        for block_hash in list(self._blocks):
+            if block_hash in self and self.pool.ref_count(self._blocks[block_hash]) == 0:
+                self._evict(block_hash)
+        return before - len(self._blocks)
+
     def snapshot(self) -> list[BlockHash]:
         """Return all hashes that were reported; call `take_changes` first, or it will report them again."""
         return list(self._blocks if self.groups.states is None else self._reported)

@@ -71,6 +71,19 @@ class StepResult:
     embedding: bytes | None = None  # of a pooled request whose prompt the step completes
     further: Sequence[SampledToken] = ()  # sampled after the first: all of the sampled tokens but the last were drafted
 
+    def output(self, request: Request, forced: list[int]) -> RequestOutput:
+        """Return the output of the request, which has been updated; `forced`: the tokens that were appended so."""
+        return RequestOutput(
+            request_id=request.request_id,
+            num_computed_tokens=request.num_computed_tokens,
+            sampled=self.sampled,
+            further=self.further,
+            forced=forced,
+            prompt_logprobs=self.prompt_logprobs,
+            embedding=self.embedding,
+            finish_reason=request.finish_reason,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Received:

@@ -95,7 +95,7 @@ class Scheduler:
         schedule = Schedule()
         remaining = RemainingBudget(self.budget.num_tokens - self._schedule_decodes(schedule))
         while (short := self._schedule_chunks(schedule, remaining)) is not None and not schedule.requests:
-            self._preempt(self._victim(short))
+            self._make_room(short)
         self._admit(schedule, remaining)
         if self._speculator is not None:
             self._speculator.add_drafts(schedule.requests, min(remaining.num_tokens, remaining.num_prompt_logits))
@@ -148,18 +148,7 @@ class Scheduler:
                 self._stop(request, FinishReason.STOP)
             if item.drafts and self._speculator is not None:
                 self._speculator.note(item, None if must_repeat else num_accepted)
-            outputs.append(
-                RequestOutput(
-                    request_id=request.request_id,
-                    num_computed_tokens=request.num_computed_tokens,
-                    sampled=result.sampled,
-                    further=result.further,
-                    forced=request.token_ids[num_known + 1 :],
-                    prompt_logprobs=result.prompt_logprobs,
-                    embedding=result.embedding,
-                    finish_reason=request.finish_reason,
-                )
-            )
+            outputs.append(result.output(request, forced=request.token_ids[num_known + 1 :]))
         return outputs
 
     def has(self, request: Request) -> bool:
@@ -217,9 +206,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that every block has exactly its expected holders, and that the queues match the request states."""
         self.blocks.check_integrity(self._requests.values())
-        for queue, status in ((self.waiting, RequestStatus.WAITING), (self.running, RequestStatus.RUNNING)):
-            expected = {id(request) for request in self._requests.values() if request.status is status}
-            assert {id(request) for request in queue} == expected, f"the {status.value} queue is wrong"
+        self.waiting.check_integrity(self._requests.values(), RequestStatus.WAITING)
+        self.running.check_integrity(self._requests.values(), RequestStatus.RUNNING)
         assert not any(any(each.block_tables) for each in self.waiting), "a waiting request holds blocks"
         assert all(request.num_computed_tokens < request.num_tokens for request in self.running)
 
@@ -259,15 +247,21 @@ class Scheduler:
     def _grow(self, request: Request) -> bool:
         """Allocate blocks for all tokens of the request; False if the request itself had to be preempted."""
         while not self.blocks.grow(request):
-            victim = self._victim(request)
-            self._preempt(victim)
-            if victim is request:
+            if self._make_room(request) is request:
                 return False
         return True
 
-    def _victim(self, request: Request) -> Request:
-        """Return the last request in service order that does not keep its blocks: a peer may be reading kept ones."""
-        return next((other for other in reversed(self.running) if not other.keep_blocks), request)
+    def _make_room(self, request: Request) -> Request | None:
+        """Preempt the last request in service order that does not keep its blocks, which a peer may be reading.
+
+        Returns the preempted request. If only this one runs, a preemption frees no block for it, so that a pinned
+        prefix is dropped instead.
+        """
+        if len(self.running) == 1 and self.blocks.prefix_pins.drop_oldest():
+            return None
+        victim = next((other for other in reversed(self.running) if not other.keep_blocks), request)
+        self._preempt(victim)
+        return victim
 
     def _preempt(self, request: Request) -> None:
         """Free a request's blocks and requeue it in its old place; its tokens are recomputed."""

@@ -1,9 +1,9 @@
 """Requests in service order."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from baton.engine.request import Request
+from baton.engine.request import Request, RequestStatus
 
 
 def service_order(request: Request) -> tuple[int, int]:
@@ -35,3 +35,8 @@ class OrderedRequests:
         index = bisect_left(self._requests, service_order(request), key=service_order)
         assert self._requests[index] is request
         del self._requests[index]
+
+    def check_integrity(self, requests: Iterable[Request], status: RequestStatus) -> None:
+        """Assert that these are the requests of this status."""
+        expected = {id(request) for request in requests if request.status is status}
+        assert {id(request) for request in self} == expected, f"the {status.value} queue is wrong"

@@ -144,6 +144,10 @@ class DirectoryStore:
         count = self._usage.read() or Count()
         return StoreUse(count.num_blocks, count.num_bytes, self._capacity_bytes)
 
+    def clear(self) -> int:
+        """Delete all blocks of the namespace, and return their number."""
+        return self._evictor.remove_all(self._namespace)
+
     def close(self) -> None:
         """Release the directory; the blocks stay, except in host memory that no other process uses."""
         self._evictor.close()

@@ -100,6 +100,16 @@ class Evictor:
                 self._thread = threading.Thread(target=self._run, args=(room_bytes,), name="kv-evict", daemon=True)
                 self._thread.start()
 
+    def remove_all(self, namespace: str) -> int:
+        """Delete all blocks of a namespace, and return their number. Raises StoreUnavailable."""
+        removed = Count()
+        with self._folder.open(create=True) as root, closing(_blocks(root, namespace)) as blocks:
+            for block in blocks:
+                if block.remove():
+                    removed = removed.plus(Count(1, block.num_bytes))
+        self._usage.add(Count().minus(removed))
+        return removed.num_blocks
+
     def close(self) -> None:
         """Wait for the end of a scan."""
         if self._thread is not None:
@@ -175,9 +185,9 @@ def remove_abandoned(root: int) -> None:
                     os.close(fd)
 
 
-def _blocks(root: int) -> Generator[StoredBlock]:
-    """Yield the blocks of all namespaces, and delete empty folders. Other files are ignored."""
-    for namespace in _folders(root, NAMESPACE):
+def _blocks(root: int, only: str | None = None) -> Generator[StoredBlock]:
+    """Yield the blocks of all namespaces, or `only` of one, and delete empty folders. Other files are ignored."""
+    for namespace in _folders(root, NAMESPACE) if only is None else (only,):
         with suppress(FileNotFoundError), _opened(root, namespace) as outer:
             for fan in _folders(outer, FAN):
                 with suppress(FileNotFoundError), _opened(outer, fan) as folder:

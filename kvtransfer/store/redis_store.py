@@ -5,6 +5,7 @@ baton:{NAMESPACE OF THE URL}:kv:NAMESPACE:KEY     a block: a header, then the pa
 The server's `maxmemory` and `maxmemory-policy allkeys-lru` bound what it holds.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -25,6 +26,8 @@ CONNECT_TIMEOUT_S = 1.0
 TIMEOUT_S = 2.0  # of each reading and writing of a socket
 READ_BYTES = 1 << 20  # from a socket at once; with the client's default, a block takes twice as long
 MAX_VALUE_BYTES = 512 << 20  # that Redis stores
+BATCH = 1000  # keys that are deleted at once
+GLOB = re.compile(r"[*?\[\]\\]")
 
 
 class RedisStore:
@@ -92,6 +95,18 @@ class RedisStore:
     def use(self) -> StoreUse:
         """Return zeros: the server does not know what this namespace has."""
         return StoreUse(num_blocks=0, num_bytes=0, capacity_bytes=0)
+
+    def clear(self) -> int:
+        """Delete all blocks of the namespace, and return their number."""
+        num_deleted, names = 0, list[bytes]()
+        pattern = GLOB.sub(r"\\\g<0>", self._prefix) + "*"
+        with self._translated_errors():
+            for name in self._client.scan_iter(match=pattern, count=BATCH):
+                names.append(name)
+                if len(names) == BATCH:
+                    num_deleted += self._client.unlink(*names)
+                    names.clear()
+            return num_deleted + (self._client.unlink(*names) if names else 0)
 
     def close(self) -> None:
         """Close all connections."""

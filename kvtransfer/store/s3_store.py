@@ -24,6 +24,7 @@ CONNECT_TIMEOUT = timedelta(seconds=2)
 TIMEOUT = timedelta(seconds=5)  # of a request
 RETRY_TIMEOUT = timedelta(seconds=5)
 MAX_RETRIES = 1
+BATCH = 1000  # objects that are deleted at once
 ROLE_PATH = "/latest/api/token"  # of Amazon's metadata service, which is asked for the machine's role
 
 
@@ -117,6 +118,15 @@ class S3Store:
     def use(self) -> StoreUse:
         """Return zeros: a bucket is too slow to list."""
         return StoreUse(num_blocks=0, num_bytes=0, capacity_bytes=0)
+
+    def clear(self) -> int:
+        """Delete all blocks of the namespace, and return their number."""
+        num_deleted = 0
+        with self._translated_errors():
+            for found in obstore.list(self._bucket, chunk_size=BATCH):
+                obstore.delete(self._bucket, [each["path"] for each in found])
+                num_deleted += len(found)
+        return num_deleted
 
     def close(self) -> None:
         """End the threads."""

@@ -70,6 +70,10 @@ class SealedStore:
         """Return what the store holds."""
         return self._store.use()
 
+    def clear(self) -> int:
+        """Delete all blocks of the namespace, and return their number."""
+        return self._store.clear()
+
     def close(self) -> None:
         """Close the store."""
         self._store.close()

@@ -51,6 +51,10 @@ class KVStore(Protocol):
         """Return what the store holds, from what is known without a long search."""
         ...
 
+    def clear(self) -> int:
+        """Delete all blocks of the namespace, which may take long; return their number."""
+        ...
+
     def close(self) -> None:
         """Free what the store uses in this process; no call may follow or be in progress."""
         ...

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from baton.router.limits import MAX_ENTRIES
@@ -13,7 +13,14 @@ from baton.router.openai.tool_messages import CallId
 
 MAX_KIND_CHARS = 64  # of an unsupported type in an error message
 
-CacheControl = dict[str, object]  # unnecessary: all prompts are cached
+
+class CacheControl(RequestBody):
+    """A mark: the prompt up to here will be sent again. All prompts are cached; marked ones are evicted later."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"  # without effect
 
 
 class TextBlock(RequestBody):

@@ -1,5 +1,6 @@
 """Conversion of Anthropic's requests to chat requests."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from baton.router.anthropic.conversation import Conversation
@@ -8,6 +9,7 @@ from baton.router.anthropic.tools import chat_choice, check_tools, is_parallel
 from baton.router.errors import FieldError
 from baton.router.openai.chat import THINKING_OPTIONS, ChatRequest
 from baton.router.openai.fields import StreamOptions
+from baton.router.openai.messages import ChatMessage, PlainMessage
 from baton.router.openai.structured_output import JsonSchemaFormat
 from baton.router.output.format import OutputFormat
 from baton.router.text.chat_template import ChatTemplate
@@ -25,12 +27,18 @@ def prompt_request(body: CountTokensRequest, template: ChatTemplate, form: Outpu
 
     Raises FieldError, with Anthropic's names, if the fields contradict each other or the model lacks an option.
     """
-    return ChatRequest.model_construct(**_prompt_fields(body, template, form))
+    return ChatRequest.model_construct(**_prompt_fields(body, template, form, Conversation(body.system)))
 
 
-def chat_request(body: MessagesRequest, template: ChatTemplate, form: OutputFormat) -> ChatRequest:
-    """Return the chat request for a message. Raises FieldError like `prompt_request`."""
-    fields = _prompt_fields(body, template, form)
+def chat_request(
+    body: MessagesRequest, template: ChatTemplate, form: OutputFormat
+) -> tuple[ChatRequest, Sequence[ChatMessage | PlainMessage]]:
+    """Return the chat request for a message, and its beginning that is marked by `cache_control`.
+
+    Raises FieldError like `prompt_request`.
+    """
+    conversation = Conversation(body.system)
+    fields = _prompt_fields(body, template, form, conversation)
     fields |= {name: getattr(body, name) for name in SAME_FIELDS}
     fields["stop"] = body.stop_sequences
     fields["parallel_tool_calls"] = is_parallel(body.tool_choice)
@@ -41,12 +49,23 @@ def chat_request(body: MessagesRequest, template: ChatTemplate, form: OutputForm
     if body.output_config is not None and body.output_config.format is not None:
         schema = {"name": "output", "schema": body.output_config.format.schema_, "strict": True}
         fields["response_format"] = JsonSchemaFormat.model_validate({"type": "json_schema", "json_schema": schema})
-    return ChatRequest.model_construct(**fields)
+    return ChatRequest.model_construct(**fields), _marked(body, conversation)
 
 
-def _prompt_fields(body: CountTokensRequest, template: ChatTemplate, form: OutputFormat) -> dict[str, Any]:
+def _marked(body: MessagesRequest, conversation: Conversation) -> Sequence[Any]:
+    """Return the messages up to the last mark. Templates show tools in front of them, or with the system prompt."""
+    messages = conversation.messages()
+    if body.cache_control is not None:
+        return messages
+    if not conversation.marked and any(tool.cache_control is not None for tool in body.tools):
+        return messages[:1] if body.system else ()
+    return conversation.marked
+
+
+def _prompt_fields(
+    body: CountTokensRequest, template: ChatTemplate, form: OutputFormat, conversation: Conversation
+) -> dict[str, Any]:
     check_tools(body.tools, body.tool_choice)
-    conversation = Conversation(body.system)
     for place, message in enumerate(body.messages):
         conversation.add(message, place)
     is_to_continue = conversation.is_to_continue()

@@ -56,9 +56,17 @@ class Conversation:
         self._messages: list[ChatMessage | Mapping[str, object]] = []  # complete ones
         self._turn: _Turn | None = None  # the last one, if its role may continue
         self._called: dict[str, str] = {}  # names of the called tools by the calls' ids
-        texts = [each.text for each in system if not each.text.startswith(BILLING)]
-        for text in texts:
-            self._begin("system").add_text(text)
+        self.marked: Sequence[ChatMessage | Mapping[str, object]] = ()  # those up to the last mark so far
+        shown = [each for each in system if not each.text.startswith(BILLING)]
+        last = max((number for number, each in enumerate(shown) if each.cache_control is not None), default=-1)
+        for number, each in enumerate(shown):
+            self._begin("system").add_text(each.text)
+            if number == last:
+                self._mark()
+
+    def _mark(self) -> None:
+        """Mark the conversation up to here as one that the client expects to send again."""
+        self.marked = (*self._messages, *([self._turn.shown()] if self._turn is not None else []))
 
     def add(self, message: Message, place: int) -> None:
         """Add the message at `place` of the request.
@@ -67,6 +75,7 @@ class Conversation:
         """
         if not message.content:
             self._begin(message.role)
+        last = _last_mark(message)
         for number, block in enumerate(message.content):
             where = f"messages[{place}].content[{number}]"
             match block:
@@ -84,6 +93,8 @@ class Conversation:
                     self._begin("assistant")
                 case _:
                     raise FieldError(where, f"{where}: {block.type} blocks do not belong in {message.role} messages")
+            if number == last:
+                self._mark()
 
     def messages(self) -> list[ChatMessage | Mapping[str, object]]:
         """Return the messages; those with images have parts."""
@@ -136,3 +147,13 @@ class Conversation:
                 "name": self._called[block.tool_use_id],
             }
         )
+
+
+def _last_mark(message: Message) -> int:
+    """Return the place of a message's last block with a mark; -1 if there is none."""
+    marks = (
+        number
+        for number, block in enumerate(message.content)
+        if not isinstance(block, ThinkingBlock | RedactedThinkingBlock) and block.cache_control is not None
+    )
+    return max(marks, default=-1)

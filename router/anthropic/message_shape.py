@@ -49,7 +49,7 @@ class MessageShape:
     def end(self, usage: Json | None) -> bytes:
         """Return the events with the stop reason and the usage, and the end of the stream."""
         assert usage is not None  # requested for each stream
-        fields = orjson.dumps({"delta": self._stop, "usage": usage_fields(usage)})
+        fields = orjson.dumps({"delta": self._stop, "usage": self._usage(usage)})
         return event("message_delta", fields[1:-1]) + MESSAGE_STOP
 
     def failure(self, error: Exception) -> bytes:
@@ -63,13 +63,26 @@ class MessageShape:
             **self._head,
             "content": content_blocks(_parts(completion), self._call_ids, self._display),
             **stop_fields(completion.finish_reason, completion.stop_reason),
-            "usage": usage_fields(usage),
+            "usage": self._usage(usage),
         }
+
+    def _usage(self, usage: Json) -> Json:
+        """Return the usage of a chat response in Anthropic's shape."""
+        prompt, details = usage["prompt_tokens"], usage["prompt_tokens_details"]
+        output, reasoning = usage["completion_tokens"], usage.get("completion_tokens_details")
+        assert isinstance(prompt, int)
+        assert isinstance(details, dict)
+        assert isinstance(output, int)
+        fields = _usage(prompt, details["cached_tokens"], self._generation.num_marked_tokens, output)
+        if isinstance(reasoning, dict):
+            fields["output_tokens_details"] = {"thinking_tokens": reasoning["reasoning_tokens"]}
+        return fields
 
     def _begin(self, delta: CompletionDelta) -> bytes:
         self._has_begun = True
         num_cached = 0 if delta.served_by is None else cached_tokens(delta.served_by)
-        usage = _usage(len(self._generation.token_ids), num_cached, 0)
+        generation = self._generation
+        usage = _usage(len(generation.token_ids), num_cached, generation.num_marked_tokens, 0)
         message = {**self._head, "content": [], **stop_fields(None, None), "usage": usage}
         return event("message_start", b'"message":' + orjson.dumps(message)) + PING
 
@@ -81,24 +94,15 @@ def stop_fields(finish_reason: str | None, stop_reason: str | int | None) -> Jso
     return {"stop_reason": finish_reason and STOP_REASONS[finish_reason], "stop_sequence": None}
 
 
-def usage_fields(usage: Json) -> Json:
-    """Return the usage of a chat response in Anthropic's shape."""
-    prompt, details = usage["prompt_tokens"], usage["prompt_tokens_details"]
-    output, reasoning = usage["completion_tokens"], usage.get("completion_tokens_details")
-    assert isinstance(prompt, int)
-    assert isinstance(details, dict)
-    assert isinstance(output, int)
-    fields = _usage(prompt, details["cached_tokens"], output)
-    if isinstance(reasoning, dict):
-        fields["output_tokens_details"] = {"thinking_tokens": reasoning["reasoning_tokens"]}
-    return fields
+def _usage(num_prompt_tokens: int, num_cached: int, num_marked: int, num_output_tokens: int) -> Json:
+    """Return the usage: the tokens of the prompt that were in a cache, those that a mark put there, and the others.
 
-
-def _usage(num_prompt_tokens: int, num_cached: int, num_output_tokens: int) -> Json:
-    """Return the usage: `input_tokens` are those of the prompt that were not in a cache."""
+    Caching is automatic, so that without marks all of the prompt would count as put there; none of it does.
+    """
+    num_created = max(0, min(num_marked, num_prompt_tokens) - num_cached)
     return {
-        "input_tokens": max(0, num_prompt_tokens - num_cached),
-        "cache_creation_input_tokens": 0,  # caching is automatic, so all of the prompt would count
+        "input_tokens": max(0, num_prompt_tokens - num_cached - num_created),
+        "cache_creation_input_tokens": num_created,
         "cache_read_input_tokens": num_cached,
         "output_tokens": num_output_tokens,
     }

@@ -26,10 +26,10 @@ class MessagesApi:
         """Generate a message and send it."""
         exchange.response_headers[REQUEST_ID] = exchange.request_id
         model = self._service.models.named(body.model)
-        request = chat_request(body, model.tokenizer.chat_template, model.output_format)
+        request, marked = chat_request(body, model.tokenizer.chat_template, model.output_format)
         body.messages, body.system, body.tools = [], [], []  # they may be megabytes
         await self._chat.respond(
-            model, request, exchange, partial(_shape, model.name, exchange.request_id, body.display())
+            model, request, exchange, partial(_shape, model.name, exchange.request_id, body.display()), marked
         )
 
     async def count_tokens(self, body: CountTokensRequest, exchange: Exchange) -> None:

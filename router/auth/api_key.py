@@ -27,8 +27,9 @@ class ApiKey:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and outputs
     cache_scope: str | None = None  # keys of one scope share cached prompts; None: the key shares none
+    max_pinned_fraction: float | None = None  # of a worker's KV blocks, for its pins; None: the worker's limit
+    is_admin: bool = False  # may clear the caches of all tenants, and use the console
     expires_s: float | None = None  # Unix time from which the key is refused
-    is_admin: bool = False  # may use the console, and drain workers there
 
     @property
     def tenant(self) -> str:

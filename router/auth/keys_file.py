@@ -8,8 +8,9 @@ keys:
     requests_per_minute: 600
     tokens_per_minute: 200000
     cache_salt: research        # scope within which cached prompts are shared
+    max_pinned_fraction: 0.1
+    admin: false                # may clear the workers' caches, and use the web console
     expires: 2027-01-31T00:00:00Z
-    admin: true                 # may use the web console, and drain workers there
 """
 
 import os
@@ -51,8 +52,11 @@ class KeyEntry:
     requests_per_minute: int | None = option(None, "Requests a minute.", minimum=1)
     tokens_per_minute: int | None = option(None, "Tokens of prompts and outputs a minute.", minimum=1)
     cache_salt: str | None = option(None, "Scope within which cached prompts are shared.")
+    max_pinned_fraction: float | None = option(
+        None, "Largest share of a worker's KV cache that its pins may hold.", minimum=0.000001, maximum=1
+    )
+    admin: bool = option(False, "Whether it may clear the workers' caches, and use the web console.")
     expires: str | None = option(None, "Time after which the key is invalid, in ISO 8601.")
-    admin: bool = option(False, "May use the web console, and drain workers there.")
 
 
 ENTRY_OPTIONS = options_of(KeyEntry)
@@ -181,8 +185,9 @@ def _key(entry: object, where: str) -> ApiKey:
         requests_per_minute=checked.requests_per_minute,
         tokens_per_minute=checked.tokens_per_minute,
         cache_scope=checked.cache_salt,
-        expires_s=None if checked.expires is None else _unix_time(checked.expires, f"{where}.expires"),
+        max_pinned_fraction=checked.max_pinned_fraction,
         is_admin=checked.admin,
+        expires_s=None if checked.expires is None else _unix_time(checked.expires, f"{where}.expires"),
     )
 
 

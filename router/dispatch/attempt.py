@@ -108,6 +108,7 @@ def make_command(generation: Generation, index: int, plan: Plan, token_ids: list
         prefill_fallbacks=map(_peer, plan.prefill_fallbacks),
         resume_key=generation.resume_key(index),
         images=map(image_to_proto, generation.images),
+        num_marked_tokens=generation.num_marked_tokens,
     )
     request.sampling_message.write(generation.completion_sampling(index), command.sampling)
     return command

@@ -35,6 +35,8 @@ from baton.router.openai.description import Description
 from baton.router.openai.errors import install_error_handlers
 from baton.router.openai.operations import OperationsApi
 from baton.router.openai.tokenize import DetokenizeRequest, TokenizeApi, TokenizeRequest
+from baton.router.pins.api import PINS, PinsApi, add_pin_routes
+from baton.router.pins.request import PinRequest
 from baton.router.responses.api import ResponsesApi
 from baton.router.responses.errors import error_response as responses_error
 from baton.router.responses.request import ResponseRequest
@@ -99,6 +101,7 @@ def make_http_app(service: RouterService) -> HttpApp:
         "/v1/batches": BodyRoute(
             BatchRequest, BatchesApi(service).create, intake, error_response=files_error, can_resume=False
         ),
+        PINS: BodyRoute(PinRequest, PinsApi(service).create, intake, can_resume=False),
         "/tokenize": BodyRoute(TokenizeRequest, tokenizer.tokenize, intake),
         "/detokenize": BodyRoute(DetokenizeRequest, tokenizer.detokenize, intake),
     }
@@ -109,6 +112,7 @@ def make_http_app(service: RouterService) -> HttpApp:
     add_routes(others, service)
     add_file_routes(others, service)
     add_batch_routes(others, service)
+    add_pin_routes(others, service)
     others.router.routes += [*tensors.routes(), index_route(config.console)]
     closing, leaving = ExitStack(), ExitStack()
     closing.callback(intake.reader.close)
@@ -147,6 +151,7 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, descriptio
         ("/pools", operations.pools),
     ):
         app.get(path, response_class=Response, response_model=None)(serve)
+    app.post("/reset_prefix_cache", response_class=Response, response_model=None)(operations.reset_prefix_cache)
     app.post("/ping", response_class=Response, response_model=None)(operations.health)
     return app
 

@@ -1,6 +1,7 @@
 """The `/v1/chat/completions` route."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -15,7 +16,14 @@ from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, resumable
 from baton.router.openai.chat_shape import ChatOptions, ChatShape
 from baton.router.openai.fields import STREAM_RULE, TRUE, Count, GenerationFields
-from baton.router.openai.messages import Messages, TemplateOptions, image_sources, template_messages
+from baton.router.openai.messages import (
+    ChatMessage,
+    Messages,
+    PlainMessage,
+    TemplateOptions,
+    image_sources,
+    template_messages,
+)
 from baton.router.openai.request_body import BOOLEAN, WHOLE, unless
 from baton.router.openai.response import ResponseShape, command_id, send_completions
 from baton.router.openai.tools import ToolChoice, Tools, tool_use
@@ -118,8 +126,12 @@ class ChatApi:
         body: ChatRequest,
         exchange: Exchange,
         make_shape: Callable[[Generation], ResponseShape],
+        marked: Sequence[ChatMessage | PlainMessage] = (),
     ) -> None:
-        """Generate the completions of a conversation and send the response in the shape of the client's API."""
+        """Generate the completions of a conversation and send the response in the shape of the client's API.
+
+        `marked`: its beginning that the client expects to send again; empty: unknown.
+        """
         config = self._service.config
         body.check(config, num_prompts=1)
         client = exchange.client
@@ -133,9 +145,9 @@ class ChatApi:
         ):
             # The request has no name here: its prompt, which may be megabytes, would live as long as the name.
             generation = await model.pipeline.prepare(
-                resumable(_request(model, body, context, exchange), exchange.resumption)
+                resumable(_request(model, body, context, exchange, marked), exchange.resumption)
             )
-            body.messages, body.tools = (), ()
+            body.messages, body.tools, marked = (), (), ()
             exchange.forget_body(generation.num_pixel_bytes)
             await send_completions(exchange, model.pipeline, [generation], body, make_shape(generation))
 
@@ -150,11 +162,20 @@ def _shape(model: ServedModel, body: ChatRequest, exchange: Exchange, generation
     return ChatShape(response_id, generation, options, model.name, model.tokenizer)
 
 
-def _request(model: ServedModel, body: ChatRequest, context: RequestContext, exchange: Exchange) -> GenerationRequest:
+def _request(
+    model: ServedModel,
+    body: ChatRequest,
+    context: RequestContext,
+    exchange: Exchange,
+    marked: Sequence[ChatMessage | PlainMessage],
+) -> GenerationRequest:
     info, tools = model.info, body.tool_use()
+    prompt = body.prompt(tools, model.tokenizer.chat_template)
+    if marked:
+        prompt = replace(prompt, marked=template_messages(marked))
     return GenerationRequest(
         request_id=command_id(exchange.request_id),
-        prompt=body.prompt(tools, model.tokenizer.chat_template),
+        prompt=prompt,
         sampling=body.sampling(info.sampling_defaults, info.vocab_size, body.num_logprobs()),
         seed=body.seed,
         max_tokens=body.max_completion_tokens or body.max_tokens,

@@ -14,6 +14,7 @@ from baton.router.kserve import response_models as kserve
 from baton.router.openai import response_models as bodies
 from baton.router.openai.fields import COMPLETIONS, STOP_STRINGS
 from baton.router.openai.prompts import PROMPTS, TOKEN_ID
+from baton.router.pins import response_models as pins
 from baton.router.responses import response_models as responses
 from baton.router.service import RouterService
 from baton.rpc.metrics_format import OPENMETRICS
@@ -41,6 +42,10 @@ BODIES: Mapping[str, Any] = {
     "GET /v1/batches": batches.BatchList,
     "/v1/batches/{batch_id}": batches.BatchObject,
     "/v1/batches/{batch_id}/cancel": batches.BatchObject,
+    "/v1/cache/pins": pins.PinObject,
+    "GET /v1/cache/pins": pins.PinList,
+    "/v1/cache/pins/{pin_id}": pins.DeletedPin,
+    "/reset_prefix_cache": pins.ClearedCache,
     "/tokenize": bodies.Tokenized,
     "/detokenize": bodies.Detokenized,
     "/v1/models": bodies.Models,
@@ -88,6 +93,7 @@ FILE_ERRORS: Mapping[int, str] = {
     429: "The API key has used up its limit, or there are too many uploads; `retry-after` has the seconds to wait.",
     503: "The folder of the files cannot be used now.",
 }
+KEY_LIMIT = "The API key has used up its limit; `retry-after` has the seconds to wait."
 GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/models/{name}": {404: "The model does not exist."},
     "/pools": {400: "The model is not named, but there are several.", 404: "The model does not exist."},
@@ -97,6 +103,14 @@ GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/responses/{response_id}/cancel": STORED_ERRORS,
     **dict.fromkeys(("/v1/files", "/v1/files/{file_id}", FILE_CONTENT), FILE_ERRORS),
     **dict.fromkeys(("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"), FILE_ERRORS),
+    "/v1/cache/pins": {429: KEY_LIMIT},
+    "/v1/cache/pins/{pin_id}": {404: "There is no such pin, or not for this API key.", 429: KEY_LIMIT},
+    "/reset_prefix_cache": {
+        403: "The API key may not clear the caches of all tenants.",
+        404: "The model, or the tier of a worker, does not exist.",
+        429: KEY_LIMIT,
+        503: "A worker does not respond.",
+    },
     "/v2/health/ready": {503: "No request would be served now."},
     **{path: MODEL_ERRORS for path in kserve.GETS if "{name}" in path},
     **{

@@ -13,14 +13,27 @@ from starlette.routing import Match, Route
 
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.sampling.params import SamplingParams
-from baton.router.errors import Draining, FieldError, KeyLimitReached, Overloaded, RequestLost, ResumeFailed, WorkerLost
+from baton.router.errors import (
+    Draining,
+    FieldError,
+    KeyLimitReached,
+    Overloaded,
+    PinNotFound,
+    RequestLost,
+    ResumeFailed,
+    WorkerLost,
+)
 from baton.router.openai.structured_output import GRAMMAR_FIELDS
 from baton.rpc.status import ServiceError, message_of, shortened, status_of
 
 logger = logging.getLogger(__name__)
 
 CODES: Mapping[int, str] = {401: "invalid_api_key", 404: "model_not_found"}  # OpenAI's; otherwise the status
-OWN_CODES: Mapping[type[Exception], str | int] = {Draining: "router_draining", ResumeFailed: "resume_failed"}
+OWN_CODES: Mapping[type[Exception], str | int] = {
+    Draining: "router_draining",
+    PinNotFound: "pin_not_found",
+    ResumeFailed: "resume_failed",
+}
 TOOL_PARAMETERS = re.compile(r"tools\[\d+\]\.function\.parameters")
 RETRY_AFTER_S = "1"  # if there is no estimate
 WORKER_LOST = "x-baton-worker-lost"  # header of 503: workers failed while they ran the request

@@ -1,5 +1,6 @@
 """Routes for operators and monitoring: models, health, readiness, metrics, workers."""
 
+import asyncio
 from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import metadata
@@ -9,15 +10,18 @@ from fastapi import Request
 from google.protobuf.message import Message
 from starlette.responses import Response
 
+from baton.router.http.headers import read_headers
 from baton.router.http.paced_response import PacedResponse
 from baton.router.index.prefix_index import stores_of
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
+from baton.router.pins.worker_pins import cleared
 from baton.router.served_model import ServedModel
 from baton.router.service import RouterService
 from baton.router.shared_result import SharedResult
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
+from baton.rpc.status import PermissionDenied
 
 
 class OperationsApi:
@@ -66,6 +70,25 @@ class OperationsApi:
     async def workers(self) -> Response:
         """Return the state of the router, of every worker and of supervised processes."""
         return self._page(await self._workers.get())
+
+    async def reset_prefix_cache(self, request: Request, model: str | None = None, tier: str = "") -> Response:
+        """Have the workers of a model, or of all, forget the cached blocks that nothing holds; vLLM's path.
+
+        `tier`: the name of a store below their KV caches, whose blocks are deleted instead.
+
+        Raises PermissionDenied if the client's key may not, NotFound, or WorkerLost if a worker does not respond.
+        """
+        client = self._service.gate.client(read_headers(request.scope["headers"]))
+        client.begin()
+        if client.key is not None and not client.key.is_admin:
+            raise PermissionDenied(
+                "only a key with `admin: true` in --api-keys-file may clear the cache of all tenants"
+            )
+        models = list(self._service.models) if model is None else [self._service.models.named(model)]
+        found = await asyncio.gather(*(cleared(each.pool, tier) for each in models))
+        return _json(
+            {"object": "cache.clear", "blocks": {name: count for each in found for name, count in each.items()}}
+        )
 
     async def pools(self, model: str | None = None) -> Response:
         """Return the router's report on the traffic and the workers of a model, for autoscalers.
@@ -159,6 +182,7 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "model": description.model,
         "fingerprint": description.fingerprint,
         "block_size": description.block_size,
+        "block_bytes": description.pool.block_bytes * max(1, description.num_ranks),
         "max_model_len": description.max_model_len,
         "transport": description.transport,
         "transports": sorted(description.pool.endpoints),

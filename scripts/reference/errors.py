@@ -17,6 +17,9 @@ from baton.rpc import status as rpc
 from scripts.reference.tables import code, table
 
 NOT_STORED = "no such file, batch, response or item, or it belongs to another tenant"
+ADMIN_ONLY = (
+    "the API key is no admin key: it may neither clear the caches of all tenants nor use the [console](../console.md)"
+)
 NOT_NOW = "no worker, or no store of responses, can serve the request now; the message says why"
 
 
@@ -39,11 +42,13 @@ CASES = (
         router.ContextExceeded("", "", "context_length_exceeded", max_model_len=0, num_tokens=0, num_output_tokens=0),
         "prompt and output do not fit the model's context",
     ),
+    _field("prefix_too_short", "the prefix to pin is shorter than a KV block"),
     _field("storage_limit_exceeded", "there is no room for the file, or for results of the batch"),
     _field("too_many_files", "there are as many files as there may be"),
     Case(rpc.Unauthenticated(""), "the API key is missing or unknown"),
-    Case(rpc.PermissionDenied(""), "the API key is no admin key, which the [console](../console.md) needs"),
+    Case(rpc.PermissionDenied(""), ADMIN_ONLY),
     Case(rpc.NotFound(""), "no such model"),
+    Case(router.PinNotFound(""), "no such pin, its time has passed, or it belongs to another tenant"),
     Case(files.UnknownId(""), NOT_STORED),
     Case(NotStored("", ""), NOT_STORED),
     Case(NotStored("", "", PREVIOUS_NOT_FOUND), "the response to continue is not stored"),
@@ -52,7 +57,7 @@ CASES = (
     Case(router.ResumeFailed(""), "the output was generated again and differs from what the client received"),
     Case(HTTPException(413), "the body is too large, or has too many parts"),
     Case(HTTPException(415), "the body is not declared as JSON, or has another `content-encoding` than gzip"),
-    Case(QueueFull(""), "a worker's queue is full"),
+    Case(QueueFull(""), "a worker's queue is full, or its quota of pinned KV blocks is used up"),
     Case(router.Overloaded("", 1), "the router is full, or the wait would be too long"),
     Case(router.KeyLimitReached("", 1, "requests"), "the API key has used up its rate or number of requests"),
     Case(router.KeyLimitReached("", 1, "tokens"), "the API key has used up its rate of tokens"),

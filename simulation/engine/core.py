@@ -141,6 +141,7 @@ class EngineCore:
             decode_sequence_s=rates.decode_sequence_s,
             num_awaited_blocks=self.scheduler.num_awaited_blocks,
             num_receiving=self.scheduler.num_receiving,
+            pins=self.blocks.prefix_pins.figures,
         )
 
     def close(self) -> None:

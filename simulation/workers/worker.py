@@ -23,6 +23,7 @@ from baton.simulation.workers.host import SimulatedHost
 from baton.simulation.workers.kv_pool import TRANSPORT
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from baton.worker.drain import Drain
+from baton.worker.kv.cache_control import KVCacheService
 from baton.worker.kv.source import KVSourceService
 from baton.worker.reporting import WorkerCounters
 from baton.worker.service import WorkerService
@@ -32,6 +33,7 @@ TRANSFER_DEADLINE_S = 30.0
 HANDOVER_TIMEOUT_S = 600.0
 ORPHAN_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S = 30.0
+MAX_PINNED_FRACTION = 0.25
 ROLES = {
     "prefill": worker_pb2.WORKER_ROLE_PREFILL,
     "decode": worker_pb2.WORKER_ROLE_DECODE,
@@ -103,6 +105,8 @@ class SimulatedWorker:
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(service, self._server)
         worker_pb2_grpc.add_KVSourceServicer_to_server(KVSourceService(self._host, self.drain), self._server)
+        cache = KVCacheService(self._host, MAX_PINNED_FRACTION, service.note_news)
+        worker_pb2_grpc.add_KVCacheServicer_to_server(cache, self._server)
 
     def _register_role(self) -> Iterator[DecodeRequests | PrefillService]:
         """Add the services of the worker's role, and yield what to close at the end, in order."""

@@ -58,3 +58,18 @@ def test_routers_share_the_claim_of_their_files() -> None:
     [volume] = [each for each in pod["volumes"] if each["name"] == "files"]
     assert mount == {"name": "files", "mountPath": told["files_dir"]}
     assert volume["persistentVolumeClaim"] == {"claimName": "shared"}
+
+
+def test_prefixes_of_the_server_reach_the_router(tmp_path: Path) -> None:
+    prefixes = {"router": {"config": {"pinPrefix": ["/prefixes/system.txt"]}}}
+    objects = charts.render(charts.merged(charts.MODEL, prefixes))
+    file = tmp_path / "router.yaml"
+    file.write_text(charts.only(objects, "ConfigMap", "baton-router")["data"]["router.yaml"])
+    assert load(RouterConfig, file, {"registry": "redis://cache:6379/0"}).pin_prefix == ("/prefixes/system.txt",)
+
+
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_the_share_of_pins_reaches_the_workers(share: float) -> None:
+    objects = charts.render(charts.merged(charts.MODEL, {"maxPinnedFraction": share}))
+    [application] = charts.serve_config(objects)["applications"]
+    assert application["args"]["max_pinned_fraction"] == share

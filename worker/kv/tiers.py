@@ -22,6 +22,8 @@ from baton.kvtransfer.store.pool_blocks import PoolBlocks
 from baton.kvtransfer.store.store import StoreUnavailable
 from baton.kvtransfer.store.stored_read import StoredRead
 from baton.kvtransfer.threads import run_in_thread
+from baton.rpc.status import Unavailable
+from baton.worker.base import no_tier
 from baton.worker.engine_host import EngineHost
 from baton.worker.kv.block_saver import BlockSaver
 from baton.worker.kv.stored_hashes import StoredHashes
@@ -97,6 +99,18 @@ class KVTiers:
         for tier in self._tiers:
             if all(call.done() for call in tier.late):
                 await asyncio.to_thread(tier.store.close)
+
+    async def clear(self, name: str) -> int:
+        """Delete the blocks of a store; return their number. Raises NotFound, or Unavailable if the store fails."""
+        tier = next((tier for tier in self._tiers if tier.store.name == name), None)
+        if tier is None:
+            raise no_tier(name, [tier.store.name for tier in self._tiers])
+        try:
+            num_blocks = await run_in_thread("kv-clear", tier.store.clear)
+        except (StoreUnavailable, RuntimeError) as error:
+            raise Unavailable(f"the {name} tier was not cleared: {error}") from error
+        self.hashes.discard(self.hashes.snapshot())  # what other stores have is found again at the next lookups
+        return num_blocks
 
     async def find(self, request: Request) -> "StoredFetch | None":
         """Look up what the stores have of a request's prefix; None if that is too little, or cannot be used."""

@@ -33,6 +33,7 @@ COLUMNS = (
     Column("handovers"),
     Column("failed", 1),
 )
+PIN_FIELDS = ("num_pins", "num_pinned_blocks", "num_blocks")
 TIER_TROUBLE = {"slow_fetches": "fetches ended early", "failures": "writes failed"}
 GAP = 2  # characters between columns
 
@@ -73,6 +74,16 @@ class WorkerRow:
         """Return what each store below the KV cache holds, and what the worker has fetched from it and saved there."""
         tiers = self.worker.get("kv_tiers")
         return [_tier_line(tier) for tier in tiers if isinstance(tier, Mapping)] if isinstance(tiers, list) else []
+
+    def pins(self) -> str:
+        """Return what pinned prefixes hold; empty if there is none."""
+        num_pins, num_blocks, total = (int(self.load(name) or 0) for name in PIN_FIELDS)
+        dropped = self.load("num_dropped_pins")
+        if not num_pins and dropped in ("", "0"):
+            return ""
+        share = f" ({100 * num_blocks / total:.0f}%)" if total else ""
+        lost = f", {dropped} dropped for requests" if dropped not in ("", "0") else ""
+        return f"{num_pins} pins hold {num_blocks} KV blocks{share}{lost}"
 
     def cells(self) -> list[str]:
         """Return the text of each column in COLUMNS."""
@@ -127,6 +138,11 @@ def status_table(rows: list[WorkerRow], width: int) -> Table:
 def tier_lines(rows: list[WorkerRow]) -> list[str]:
     """Return one line for each store below a worker's KV cache."""
     return [f"{row.text('worker_id')}: KV store {line}" for row in rows for line in row.tiers()]
+
+
+def pin_lines(rows: list[WorkerRow]) -> list[str]:
+    """Return one line for each worker with pinned prefixes."""
+    return [f"{row.text('worker_id')}: {line}" for row in rows if (line := row.pins())]
 
 
 def transport_lines(rows: list[WorkerRow]) -> list[str]:

@@ -36,7 +36,7 @@ PANELS = {
     ),
     "KV stores": (
         *("kv_host_memory_bytes", "kv_disk", "kv_disk_bytes", "kv_store", "kv_store_bytes", "kv_store_ttl_s"),
-        "kv_store_key_file",
+        *("kv_store_key_file", "max_pinned_fraction", "pin_prefix"),
     ),
     "KV transfer": ("transport", "kv_port", "transfer_deadline_s", "handover_timeout_s"),
     "Batching": (

@@ -2,7 +2,7 @@
 
 constexpr std::size_t kMaxTile = 6;  // rows multiplied at once, with sums in registers
 constexpr std::size_t kRowsOfTwoPanels = 3;
-constexpr std::size_t kRowsOfBlock = 120;
+constexpr std::size_t kRowsOfBlock = 128;
 constexpr std::size_t kUnitsOfRegisters = 1 << 9;  // units of a row: this much of a tile's rows stays in the first cache
 
 // Units of one float.

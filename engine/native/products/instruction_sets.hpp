@@ -31,6 +31,11 @@ struct ProductFunctions {
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+#define BATON_KNOWS_TILES  // and AVX-VNNI
+#endif
+
+#if defined(BATON_KNOWS_TILES)
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,amx-tile,amx-bf16,amx-int8"))), apply_to = function)
 #else
@@ -48,37 +53,12 @@ namespace baton::products_amx {
 }  // namespace baton::products_amx
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni"))), apply_to = function)
 #else
 #pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")
 #endif
-namespace baton::products_avx512bf16 {
-#define BATON_BFLOAT16_PAIRS
-#include "../ops/rows.inl"
-#include "avx512.inl"
-#include "kernel.inl"
-#undef BATON_BFLOAT16_PAIRS
-}  // namespace baton::products_avx512bf16
 #if defined(__clang__)
-#pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
-#else
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
-#endif
-namespace baton::products_avx512vnni {
-#include "../ops/rows.inl"
-#include "avx512.inl"
-#include "kernel.inl"
-}  // namespace baton::products_avx512vnni
-#if defined(__clang__)
-#pragma clang attribute pop
 #pragma clang attribute push(__attribute__((target("avx2,fma,avxvnni"))), apply_to = function)
 #else
-#pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avxvnni")
 #endif
@@ -91,9 +71,50 @@ namespace baton::products_avxvnni {
 }  // namespace baton::products_avxvnni
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
 #pragma GCC pop_options
+#endif
+#endif
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni")
+#endif
+namespace baton::products_avx512bf16 {
+#define BATON_BFLOAT16_PAIRS
+#include "../ops/rows.inl"
+#include "avx512.inl"
+#include "kernel.inl"
+#undef BATON_BFLOAT16_PAIRS
+}  // namespace baton::products_avx512bf16
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#endif
+namespace baton::products_avx512vnni {
+#include "../ops/rows.inl"
+#include "avx512.inl"
+#include "kernel.inl"
+}  // namespace baton::products_avx512vnni
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #endif
@@ -144,11 +165,15 @@ inline std::vector<ProductFunctions> product_functions() {
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni");
     const bool has_pairs = has_avx512 && __builtin_cpu_supports("avx512bf16");
+#if defined(BATON_KNOWS_TILES)
     if (has_pairs && has_tiles()) found.push_back(BATON_PRODUCT_FUNCTIONS(amx, true));
+#endif
     if (has_pairs) found.push_back(BATON_PRODUCT_FUNCTIONS(avx512bf16, true));
     if (has_avx512) found.push_back(BATON_PRODUCT_FUNCTIONS(avx512vnni, false));
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if defined(BATON_KNOWS_TILES)
     if (has_avx2 && has_avxvnni()) found.push_back(BATON_PRODUCT_FUNCTIONS(avxvnni, false));
+#endif
     if (has_avx2) found.push_back(BATON_PRODUCT_FUNCTIONS(avx2, false));
 #endif
     return found;

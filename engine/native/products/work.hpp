@@ -11,7 +11,7 @@
 namespace baton {
 
 constexpr std::size_t kUnitsAtOnce = 1 << 15;  // approximate units of a weight per share
-constexpr std::size_t kRowsAtOnce = 96;        // rows are divided into multiples of this, and of all tiles
+constexpr std::size_t kRowsAtOnce = 128;       // per share
 constexpr std::size_t kSharesOfThread = 4;     // at least, so that threads end together
 
 // Steps of a product, and of one with gates: two panels each.
@@ -38,18 +38,22 @@ private:
     std::atomic<std::size_t> next_{0}, num_done_{0};
 };
 
-// Tasks with weights of one size, divided into shares. `num_steps`: steps per task, of two panels each.
+// Tasks with weights of one size, divided into shares. `num_steps`: steps per task, of two panels each. Shares of many rows
+// are a block of them with as many steps as possible, so that the rows stay in a core's cache; those of few rows have some
+// steps, whose panels stay there.
 inline std::vector<Share> shares_of(const std::vector<Task>& tasks, std::size_t num_steps, std::size_t num_threads) {
     std::vector<Share> shares;
     if (tasks.empty()) return shares;
-    const std::size_t at_once = std::max<std::size_t>(1, kUnitsAtOnce / (2 * tasks[0].weight.panel_units()));
-    const std::size_t parts = divided_up(kSharesOfThread * num_threads, tasks.size() * divided_up(num_steps, at_once));
+    const std::size_t of_panels = std::max<std::size_t>(1, kUnitsAtOnce / (2 * tasks[0].weight.panel_units()));
+    std::size_t num_blocks = 0;
+    for (const Task& task : tasks) num_blocks += divided_up(task.num_rows, kRowsAtOnce);
+    num_blocks = std::max<std::size_t>(1, num_blocks);
+    const std::size_t of_rows = divided_up(num_steps, divided_up(kSharesOfThread * num_threads, num_blocks));
     for (std::size_t task = 0; task < tasks.size(); ++task) {
-        const std::size_t num_rows = tasks[task].num_rows;
-        const std::size_t rows = divided_up(divided_up(num_rows, parts), kRowsAtOnce) * kRowsAtOnce;
-        for (std::size_t step = 0; step < num_steps; step += at_once) {
-            for (std::size_t row = 0; row < num_rows; row += rows) {
-                shares.push_back({task, step, std::min(step + at_once, num_steps), row, std::min(row + rows, num_rows)});
+        const std::size_t num_rows = tasks[task].num_rows, at_once = num_rows > kRowsAtOnce ? of_rows : of_panels;
+        for (std::size_t row = 0; row < num_rows; row += kRowsAtOnce) {
+            for (std::size_t step = 0; step < num_steps; step += at_once) {
+                shares.push_back({task, step, std::min(step + at_once, num_steps), row, std::min(row + kRowsAtOnce, num_rows)});
             }
         }
     }

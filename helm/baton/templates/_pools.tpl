@@ -85,6 +85,9 @@ strict: true
 {{- with .Values.maxStepSeconds }}
 max_step_s: {{ . }}
 {{- end }}
+{{- if not (kindIs "invalid" .Values.maxPinnedFraction) }}
+max_pinned_fraction: {{ .Values.maxPinnedFraction }}
+{{- end }}
 {{- include "baton.kvStores" . }}
 {{- include "baton.rayTLS" . }}
 engine:

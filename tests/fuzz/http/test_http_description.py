@@ -22,6 +22,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from baton.router.openai.structured_output import StructuredOutputFields
+from baton.router.pins.api import PINS
+from baton.router.pins.placement import PREFIX_TOO_SHORT
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.router_rig import MODEL_NAME, RouterRig
 from tests.integration.router_process import MODEL, RouterProcess, router_process, wait_workers
@@ -77,7 +79,7 @@ class DescriptionCheck:
             case.body = consistent_messages(case.body)
         elif is_valid and case.path == "/v1/responses":
             case.body = consistent_response(case.body)
-        elif is_valid and case.path == "/tokenize":
+        elif is_valid and case.path in ("/tokenize", PINS) and case.method == "POST":
             with_known_functions(case.body)
         elif is_valid and case.path == "/v1/embeddings":
             for name in EMBEDDING_OPTIONS:
@@ -118,11 +120,11 @@ def test_every_bound_of_every_field_is_enforced(real: RouterRig, path: str, num_
 
 
 def depends_on_the_model(error: JsonObject) -> bool:
-    """Return whether an error says what no schema can: prompt and output are too long, or the model takes no images."""
+    """Return whether an error says what no schema can: a prompt is too long or short, or no images are taken."""
     if "takes no images" in error["message"]:
         return True
     if "code" in error:
-        return bool(error["code"] == "context_length_exceeded")
+        return error["code"] in ("context_length_exceeded", PREFIX_TOO_SHORT)
     return any(text in error["message"] for text in ("prompt is too long", "exceed context limit", "context length"))
 
 

@@ -9,6 +9,7 @@ from baton.__main__ import main
 from baton.deployment.local.ports import free_ports
 from tests.unit.cli.small_server import json_reply, serving
 
+PINS = {"num_pins": 2, "num_pinned_blocks": 20, "num_dropped_pins": 1}
 WORKERS: dict[str, Any] = {
     "router": {"model": "tiny", "ready": True, "draining": False, "inflight": 3, "policy": {"name": "prefix"}},
     "workers": [
@@ -18,7 +19,14 @@ WORKERS: dict[str, Any] = {
             "address": "127.0.0.1:21000",
             "state": "ready",
             "incarnation": "abc",
-            "load": {"num_running": 2, "num_waiting": 1, "num_free_blocks": 90, "num_blocks": 100, "step_s": 0.0125},
+            "load": {
+                "num_running": 2,
+                "num_waiting": 1,
+                "num_free_blocks": 90,
+                "num_blocks": 100,
+                "step_s": 0.0125,
+                **PINS,
+            },
             "peer_transports": {},
             "kv_tiers": [
                 {
@@ -70,6 +78,7 @@ def test_the_table_shows_the_routers_workers() -> None:
     assert "model tiny  ready  inflight 3" in result.output
     assert "queued tokens" not in result.output  # not reported
     assert "prefill-0: KV store host: 1.5 GiB of 4.0 GiB, 5 blocks fetched, 6 saved\n" in result.output
+    assert "prefill-0: 2 pins hold 20 KV blocks (20%), 1 dropped for requests\n" in result.output
     trouble = "2 fetches ended early, 1 writes failed"
     assert f"prefill-0: KV store redis: 0 blocks fetched, 6 saved, {trouble}\n" in result.output
 

@@ -27,6 +27,7 @@ from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
+from baton.rpc.status import NotFound
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.kv.block_saver import PAUSE_S
@@ -84,6 +85,11 @@ class DictStore:
             return 0
         self.blocks[key] = bytes(block)
         return len(block)
+
+    def clear(self) -> int:
+        num_blocks = len(self.blocks)
+        self.blocks.clear()
+        return num_blocks
 
     def use(self) -> StoreUse:
         return StoreUse(len(self.blocks), 0, 0)
@@ -465,4 +471,20 @@ async def test_the_blocks_of_a_prompt_are_saved_at_once(model: Path, monkeypatch
     await asyncio.sleep(0)
     await rig.generate(PROMPT)
     await rig.saved(store, 10)
+    await rig.close()
+
+
+async def test_a_cleared_store_has_nothing_to_fetch(model: Path, filled: tuple[DictStore, list[int]]) -> None:
+    store, tokens = filled
+    rig = Rig(model, store)
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [160]
+    assert rig.stores.hashes.snapshot()
+    with pytest.raises(NotFound, match="there is no tier 'disk'; the worker has kv_cache, host"):
+        await rig.stores.clear("disk")
+    assert await rig.stores.clear("host") == 10
+    assert not rig.stores.hashes.snapshot()
+    await rig.host.call(lambda engine: engine.blocks.cache.clear())
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [160]
     await rig.close()

@@ -32,9 +32,10 @@ class SteppedHost:
     """An engine host that the test steps; calls run at once."""
 
     def __init__(self) -> None:
-        config = EngineConfig(model="none", block_size=4, max_num_seqs=4, max_num_batched_tokens=8)
+        self.config = EngineConfig(model="none", block_size=4, max_num_seqs=4, max_num_batched_tokens=8)
+        self.block_bytes = 1000
         self.blocks = BlockManager(64, 4, enable_prefix_caching=True)
-        self.scheduler = Scheduler(config, self.blocks, FinishRule(frozenset(), 200))
+        self.scheduler = Scheduler(self.config, self.blocks, FinishRule(frozenset(), 200))
         self.identity = SimpleNamespace(incarnation="life")
         self.num_stats = 0
         self.is_short_of_ranks = False

@@ -10,6 +10,7 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.groups import KVGroups, held
 from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from tests.unit.engine.kv.held_prefixes import HeldPrefixes
 
 BLOCK_SIZE = 4
 STEP_TOKENS = 8
@@ -43,6 +44,7 @@ class Rig:
         self.running: list[Request] = []
         self.receiving: list[Request] = []
         self.pins: list[int] = []
+        self.prefixes = HeldPrefixes(self.blocks, random.Random(seed))
         self.num_hits = 0
 
     def start(self) -> None:
@@ -159,6 +161,7 @@ class Rig:
             self.blocks.pins.release(self.pins.pop())
         if len(self.receiving) > 3:
             self.end_receive(self.receiving[0])
+        self.prefixes.step(self.running)
 
     def check(self) -> None:
         """Assert that nothing leaks, and that requests hold no block behind a window."""
@@ -177,10 +180,12 @@ def test_every_read_finds_its_content(kind: str, seed: int) -> None:
         rig.step()
         rig.check()
     assert rig.num_hits > 10
+    assert rig.prefixes.num_held > 3
     for request in list(rig.receiving):
         rig.end_receive(request)
     for request in list(rig.running):
         rig.end(request)
+    rig.prefixes.end()
     for pin in rig.pins:
         rig.blocks.pins.release(pin)
     assert rig.blocks.num_free == rig.blocks.num_usable

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
+from baton.engine.kv.block_hash import BlockHash, extend_hashes, hash_blocks, root_hash
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from tests.unit.engine.kv.held_prefixes import HeldPrefixes
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24
@@ -23,6 +24,7 @@ class Rig:
         self.running: list[Request] = []
         self.fills: list[Request] = []
         self.pins: list[int] = []
+        self.prefixes = HeldPrefixes(self.blocks, random.Random(seed))
         self.parents: dict[BlockHash, BlockHash] = {}
         self.mirror: set[BlockHash] = set()
         self.num_removed = 0
@@ -81,6 +83,7 @@ class Rig:
             self.pin()
         elif self.pins:
             self.blocks.pins.release(self.pins.pop(self.rng.randrange(len(self.pins))))
+        self.prefixes.step(self.running)
 
     def check(self) -> None:
         """Assert that the cache, and a copy kept up to date by its changes, are closed under prefixes."""
@@ -120,3 +123,24 @@ def test_a_request_stores_its_own_blocks_when_those_of_another_are_evicted() -> 
     blocks.advance(second, 12)
     assert len(blocks.cache.match(second.block_hashes)) == 3
     blocks.check_integrity([second, third])
+
+
+def test_marked_blocks_are_evicted_after_others_that_were_used_as_recently() -> None:
+    blocks = BlockManager(12, BLOCK_SIZE, enable_prefix_caching=True)  # 11 usable
+    marked = Request(RequestId("marked"), [1] * 16, 16, SamplingParams(max_tokens=1), num_marked_tokens=10)
+    assert blocks.take(marked, 0, reads_cache=True)
+    blocks.advance(marked, 16)
+    plain = computed(blocks, "plain", [2] * 16, 16)
+    blocks.free(marked)  # used less recently
+    blocks.free(plain)
+    blocks.check_integrity([])
+
+    def cached(token: int) -> int:
+        return len(blocks.cache.match(hash_blocks([token] * 16, BLOCK_SIZE)))
+
+    third = computed(blocks, "third", [3] * 28, 28)
+    assert (cached(1), cached(2)) == (2, 2)
+    blocks.free(third)
+    blocks.free(computed(blocks, "fourth", [4] * 44, 0))
+    assert (cached(1), cached(2)) == (0, 0)  # they are spared once
+    blocks.check_integrity([])

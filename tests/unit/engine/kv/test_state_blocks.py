@@ -13,6 +13,7 @@ from baton.engine.kv.prefix_cache import CacheChanges
 from baton.engine.kv.state_layout import StateLayout, StatePlace
 from baton.engine.request import BlockId, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from tests.unit.engine.kv.held_prefixes import HeldPrefixes
 
 BLOCK_SIZE, CHECKPOINT_TOKENS, STATE_BLOCKS = 4, 8, 3
 GROUPS = KVGroups(BLOCK_SIZE, states=StateLayout(STATE_BLOCKS, 10, 10, CHECKPOINT_TOKENS))
@@ -32,6 +33,7 @@ class Rig:
         self.running: list[Request] = []
         self.receiving: list[Request] = []
         self.pins: list[int] = []
+        self.prefixes = HeldPrefixes(self.blocks, random.Random(seed))
         self.num_hits = 0
         self.index: set[BlockHash] = set()  # what a router knows
 
@@ -117,6 +119,7 @@ class Rig:
             self.blocks.pins.release(self.pins.pop())
         if len(self.receiving) > 2:
             self.end_receive(self.receiving[0])
+        self.prefixes.step(self.running)
         self.blocks.check_integrity([*self.running, *self.receiving])
         self.check_index()
 
@@ -137,10 +140,12 @@ def test_every_step_reads_the_state_of_the_tokens_before_it(seed: int) -> None:
     for _ in range(1_200):
         rig.step()
     assert rig.num_hits > 10
+    assert rig.prefixes.num_held > 3
     for request in list(rig.receiving):
         rig.end_receive(request)
     for request in list(rig.running):
         rig.end(request)
+    rig.prefixes.end()
     for pin in rig.pins:
         rig.blocks.pins.release(pin)
     assert rig.blocks.num_free == rig.blocks.num_usable

@@ -108,3 +108,7 @@ def check_contract(store: KVStore) -> None:
     ):
         with pytest.raises(ValueError, match="16 bytes, not"):
             call()
+    assert store.clear() == 37
+    assert store.count(keys) == store.clear() == 0
+    assert store.write(key_of(0), block_of(0)) >= BLOCK_BYTES
+    assert read(store, 0)

@@ -44,6 +44,9 @@ class FakeStore:
         self._call("write")
         return len(block)
 
+    def clear(self) -> int:
+        return 0
+
     def use(self) -> StoreUse:
         self._call("use")
         return USE

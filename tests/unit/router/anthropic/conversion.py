@@ -35,7 +35,7 @@ def read(**fields: Any) -> MessagesRequest:
 
 def converted(source: str = PLAIN, form: OutputFormat = TEXT, **fields: Any) -> ChatRequest:
     """Return the chat request of a body with these fields."""
-    return chat_request(read(**fields), template_of(source), form)
+    return chat_request(read(**fields), template_of(source), form)[0]
 
 
 def shown(**fields: Any) -> list[Any]:

@@ -1,0 +1,174 @@
+"""`baton cache`: what the KV caches of a running server hold, and copies of stored KV for another one."""
+
+import json
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import rich_click as click
+from rich.console import Console
+
+from baton.cli.display.cache_table import cache_table
+from baton.cli.display.status_table import worker_rows
+from baton.cli.options.https_flags import https_flags
+from baton.cli.options.server import key_flag, url_flag
+from baton.kvtransfer.store.archive import (
+    InvalidExport,
+    export_blocks,
+    import_blocks,
+    matching,
+    read_manifest,
+    store_folders,
+)
+from baton.kvtransfer.store.store import StoreUnavailable
+from baton.rpc.router_client import ServerError, check, connect, json_body, unreachable
+from baton.settings.values import parse_size
+
+TIMEOUT_S = 30.0
+CAPACITY = "32GiB"  # default of --kv-disk-bytes
+T = TypeVar("T")
+
+
+@click.group(name="cache")
+def command() -> None:
+    """Show, clear, export and import cached KV."""
+
+
+@command.command(name="stats")
+@url_flag
+@key_flag
+@https_flags
+@click.option("--json", "as_json", is_flag=True, help="Print the workers' numbers as JSON.")
+def stats(url: str, api_key: str | None, as_json: bool, https: ssl.SSLContext | None) -> None:
+    """Show what the KV cache and the stores of each worker hold, and what they saved."""
+    content = _called(url, api_key, https, lambda client: client.get("/workers"))
+    try:
+        rows = worker_rows(content)
+    except ValueError as error:
+        raise click.ClickException(f"{url}: {error}") from error
+    if as_json:
+        click.echo(json.dumps([row.worker for row in rows], indent=2))
+    else:
+        Console(highlight=False, soft_wrap=True).print(cache_table(rows))
+
+
+@command.command(name="clear")
+@url_flag
+@key_flag
+@https_flags
+@click.option("--model", help="Model whose workers forget what they have cached. Default: all models.")
+@click.option("--tier", help="Store whose blocks are deleted, as `stats` names it. Default: the KV cache.")
+def clear(url: str, api_key: str | None, https: ssl.SSLContext | None, model: str | None, tier: str | None) -> None:
+    """Have all workers forget the cached blocks that no request and no pin holds.
+
+    Stores below the KV cache keep theirs, unless --tier names one: it loses the blocks of the workers' model. If the
+    server requires API keys, the key needs `admin: true`.
+    """
+    params = {name: value for name, value in (("model", model), ("tier", tier)) if value is not None}
+    match _called(url, api_key, https, lambda client: client.post("/reset_prefix_cache", params=params, json={})):
+        case {"blocks": dict() as blocks}:
+            for worker, num_blocks in blocks.items():
+                click.echo(f"{worker}: {num_blocks} blocks forgotten")
+        case _:
+            raise click.ClickException(f"{url}: the response is not that of a router")
+
+
+@command.command(name="export")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--from", "place", required=True, help="Directory of --kv-disk or --kv-store, or host for --kv-host-memory-bytes."
+)
+def export(directory: Path, place: str) -> None:
+    """Copy the blocks of a store on this machine into DIRECTORY, while workers use it or not.
+
+    Encrypted blocks stay encrypted: the importing workers need the same key.
+
+    \b
+    Example:
+    $ baton cache export /backup/kv --from /var/lib/kv
+    """
+    counts = _archived(lambda: export_blocks(store_folders(place), directory))
+    if not counts:
+        click.echo(f"{place} holds no block")
+    for namespace, count in counts.items():
+        click.echo(f"{namespace}: {count.num_blocks} blocks, {count.num_bytes} bytes")
+
+
+@command.command(name="import")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--to", "target", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of --kv-disk or --kv-store of the workers.",
+)  # fmt: skip
+@click.option("--max-bytes", default=CAPACITY, show_default=True, help="Size limit of that store, as of the workers.")
+@click.option(
+    "--fingerprint", multiple=True, help="Of the workers, instead of those of the running server at --url; repeatable."
+)
+@url_flag
+@key_flag
+@https_flags
+def import_(
+    directory: Path,
+    target: Path,
+    max_bytes: str,
+    fingerprint: tuple[str, ...],
+    url: str,
+    api_key: str | None,
+    https: ssl.SSLContext | None,
+) -> None:
+    """Copy the blocks of an export in DIRECTORY into a store on this machine, from which its workers fetch them.
+
+    Refuses KV of other models, weights, data types or layouts than those of the workers, and damaged exports. All
+    checksums are verified before the first block is written.
+
+    \b
+    Example:
+    $ baton cache import /backup/kv --to /var/lib/kv
+    """
+    try:
+        capacity_bytes = parse_size(max_bytes)
+    except (ValueError, OverflowError) as error:
+        raise click.UsageError(f"--max-bytes: {max_bytes!r} is no size; give one such as 32GiB") from error
+    where = "the given fingerprints are" if fingerprint else f"the workers at {url} have"
+    manifest = _archived(lambda: read_manifest(directory))
+    wanted = set(fingerprint) or _fingerprints(url, api_key, https)
+    namespaces = _archived(lambda: matching(manifest, wanted, where))
+    added = _archived(lambda: import_blocks(directory, namespaces, target, capacity_bytes))
+    num_blocks = sum(manifest[namespace].num_blocks for namespace in namespaces)
+    click.echo(f"{added.num_blocks} of {num_blocks} blocks were added, {added.num_bytes} bytes")
+
+
+def _fingerprints(url: str, api_key: str | None, https: ssl.SSLContext | None) -> set[str]:
+    """Return the fingerprints of a server's workers. Raises ClickException if it has none."""
+    content = _called(url, api_key, https, lambda client: client.get("/workers"))
+    found = {row.text("fingerprint") for row in worker_rows(content)} - {""}
+    if not found:
+        raise click.ClickException(f"{url} has no worker yet; give its --fingerprint, or wait for one")
+    return found
+
+
+def _called(
+    url: str, api_key: str | None, https: ssl.SSLContext | None, call: Callable[[httpx.Client], httpx.Response]
+) -> object:
+    """Return the JSON content of a server's response. Raises ClickException."""
+    with connect(url, TIMEOUT_S, api_key, https) as client:
+        try:
+            response = call(client)
+            check(response)
+            return json_body(response)
+        except ServerError as error:
+            raise click.ClickException(f"{url}: {error}") from error
+        except httpx.TransportError as error:
+            raise unreachable(url, error) from error
+
+
+def _archived(work: Callable[[], T]) -> T:
+    """Return the result of work on an export. Raises ClickException."""
+    try:
+        return work()
+    except (InvalidExport, StoreUnavailable) as error:
+        raise click.ClickException(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or ''}: {error.strerror}".removeprefix(": ")) from error

@@ -1,0 +1,175 @@
+"""The pins of one model that a router has taken, from their first place to their end.
+
+1. The prefix is computed as a request without output, at the workers that the policy chooses.
+2. The worker that computed it holds its blocks until the pin expires. If its quota is used up, others are tried.
+3. If a holder is lost, or reports that it has dropped pins, the pin is computed and held elsewhere. Now and then the
+   router asks each holder: a pin that another router has deleted is forgotten.
+
+A router that ends leaves its pins to expire where they are; no router places them anew.
+"""
+
+import asyncio
+import logging
+import time
+
+from baton.engine.errors import EngineError, QueueFull
+from baton.router.admission.admission import Admission
+from baton.router.errors import Overloaded
+from baton.router.generation import Generation
+from baton.router.pins.pin import Pin
+from baton.router.pins.placement import Placement, prefix_request
+from baton.router.pins.worker_pins import NotCached, delete, hold
+from baton.router.pipeline import Pipeline
+from baton.router.policy.cluster import WorkerSnapshot
+from baton.router.request_context import INT32_MAX, RequestContext
+from baton.router.workers.connection_state import ConnectionState
+from baton.router.workers.pool import WorkerPool
+from baton.rpc.status import NotFound, ServiceError, Unavailable
+
+logger = logging.getLogger(__name__)
+
+MAX_PINS = 1024
+MAX_TOKENS = 16 << 20  # of all pins of a router, 4 bytes each
+CHECK_S = 2.0  # between two checks of what the router knows of the holders
+CONFIRM_S = 20.0  # until a holder is asked, unless it has dropped pins
+RETRY_S = 30.0  # after a refusal; twice as long after each further one, since the prefix may be computed in vain
+LAST_RETRY_S = 600.0
+SOON_S = 2.0  # after another failure, such as the lack of a worker
+MAX_CHECKS = 16  # at once
+PLACE_S = 300.0  # for a prefix to be computed anew
+
+
+class PinKeeper:
+    """The pins of a model. `run` keeps them."""
+
+    def __init__(self, pool: WorkerPool, pipeline: Pipeline, admission: Admission) -> None:
+        self._pool = pool
+        self._pipeline = pipeline
+        self._admission = admission
+        self._placement = Placement(pool, pipeline)
+        self._pins: dict[tuple[str, str], Pin] = {}
+        self._checks = asyncio.Semaphore(MAX_CHECKS)
+
+    def of(self, owner: str) -> list[Pin]:
+        """Return the pins of an owner that this router has taken."""
+        return [pin for pin in self._pins.values() if pin.owner == owner and pin.ttl_s() > 0]
+
+    async def take(self, pin: Pin, generation: Generation) -> None:
+        """Place a new pin, and keep it from then on. `generation`: of its prefix, prepared.
+
+        Raises Overloaded for too many pins, and what `Placement.place` raises.
+        """
+        others = [each for each in self._pins.values() if each.key != pin.key]
+        num_tokens = sum(each.num_tokens for each in others)
+        if num_tokens + pin.num_tokens > MAX_TOKENS or len(others) >= MAX_PINS:
+            text = f"this router keeps {len(others)} pins of {num_tokens} tokens, near the maximum; delete some"
+            raise Overloaded(text, int(RETRY_S))
+        self._placement.check_size(pin)
+        await self._placement.place(pin, generation)
+        self._pins[pin.key] = pin
+        await delete(self._pool, pin.owner, pin.name, deleted_s=0.0, but=tuple(pin.holders))  # of an earlier pin
+
+    def keep(self, pin: Pin) -> None:
+        """Keep a pin that `run` places."""
+        self._pins[pin.key] = pin
+
+    async def delete(self, owner: str, name: str) -> bool:
+        """Delete a pin, whichever router has taken it; False if there is none."""
+        is_known = self._pins.pop((owner, name), None) is not None
+        return bool(await delete(self._pool, owner, name, deleted_s=time.time())) or is_known
+
+    async def run(self) -> None:
+        """Keep the pins until cancelled. Each is checked on its own: a long prefix or a worker may take minutes."""
+        checks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        try:
+            while True:
+                await self._pool.wait_change(CHECK_S)  # a change may be the loss of a holder
+                checks = {key: check for key, check in checks.items() if not check.done()}
+                for pin in self._pins.values():
+                    if pin.key not in checks:
+                        checks[pin.key] = asyncio.create_task(self._check_safely(pin), name=f"pin {pin.name}")
+        except Unavailable:  # the router is shutting down
+            return
+        finally:
+            for check in checks.values():
+                check.cancel()
+            await asyncio.gather(*checks.values(), return_exceptions=True)
+
+    async def _check_safely(self, pin: Pin) -> None:
+        """Check a pin, unless it has been deleted."""
+        async with self._checks:
+            if self._pins.get(pin.key) is not pin:
+                return
+            try:
+                await self._check(pin)
+            except Exception:  # the other pins must be kept
+                logger.exception("pin %s could not be checked", pin.name)
+
+    async def _check(self, pin: Pin) -> None:
+        """Renew a pin at its holders, and place it where it is missing."""
+        if pin.is_everywhere:
+            pin.extend()
+        if pin.ttl_s() <= 0:
+            del self._pins[pin.key]
+            return
+        try:
+            for incarnation in list(pin.holders):
+                await self._renew(pin, incarnation)
+            if pin.is_everywhere:
+                lacking = [each for each in self._placement.prefillers() if each.incarnation not in pin.holders]
+                await asyncio.gather(*(self._retry(pin, worker) for worker in lacking))
+            elif not pin.holders:
+                await self._retry(pin, None)
+        except NotFound:  # another router has deleted it
+            if self._pins.get(pin.key) is pin:
+                del self._pins[pin.key]
+
+    async def _renew(self, pin: Pin, incarnation: str) -> None:
+        """Ask a holder for its pin. Raises NotFound if it was deleted."""
+        connection, holding = self._pool.connection(incarnation), pin.holders[incarnation]
+        if connection is not None:
+            has_dropped = connection.load.reported.num_dropped_pins != holding.num_dropped
+            is_due = has_dropped or time.monotonic() - holding.confirmed_s > CONFIRM_S
+            if not is_due or connection.state is ConnectionState.SHORT_OF_RANKS:  # it responds once it has them
+                return
+        try:
+            if connection is None:
+                raise NotCached("the worker was lost")
+            pin.holders |= await hold(connection, pin, is_whole=False)
+        except (NotCached, QueueFull) as error:
+            del pin.holders[incarnation]
+            logger.info("pin %s is placed anew: %s", pin.name, error)
+        except NotFound:
+            raise
+        except (ServiceError, EngineError) as error:  # asked again at the next check
+            logger.debug("pin %s was not renewed: %s", pin.name, error)
+
+    async def _retry(self, pin: Pin, worker: WorkerSnapshot | None) -> None:
+        """Place a pin at a worker, or anywhere, unless that has just failed. Raises NotFound if it was deleted."""
+        place = "" if worker is None else worker.incarnation
+        if time.monotonic() < pin.next_try_s.get(place, 0.0) or self._pool.max_model_len() is None:
+            return  # without a worker nothing waits for one: a deployment may scale to zero
+        deadline_s = time.monotonic() + min(pin.ttl_s(), PLACE_S)
+        context = RequestContext(deadline_s=deadline_s, priority=INT32_MAX, is_deferred=True)
+        try:
+            self._placement.check_size(pin)
+            async with self._admission.admit(1, context):
+                request = prefix_request(pin.prefix.token_ids.tolist(), pin, context)
+                generation = await self._pipeline.prepare(request)
+                if worker is None:
+                    await self._placement.place(pin, generation)
+                else:
+                    await self._placement.place_at(worker, pin, generation)
+            pin.num_refusals = 0
+            logger.info("pin %s of %d tokens is held by %d workers", pin.name, pin.num_tokens, len(pin.holders))
+        except NotFound:
+            raise
+        except (ServiceError, EngineError) as error:
+            delay_s = SOON_S
+            if not isinstance(error, Unavailable):
+                delay_s = min(RETRY_S * 2**pin.num_refusals, LAST_RETRY_S)
+                pin.num_refusals += 1
+            pin.next_try_s[place] = time.monotonic() + delay_s
+            if str(error) != pin.last_failure:
+                logger.warning("pin %s has no place now: %s", pin.name, error)
+            pin.last_failure = str(error)

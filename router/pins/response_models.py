@@ -1,0 +1,40 @@
+"""Bodies of responses for /openapi.json."""
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+
+class PinObject(TypedDict):
+    """A pinned prefix."""
+
+    id: str
+    object: Literal["cache.pin"]
+    model: str
+    tokens: int  # of the prefix that are held: whole blocks
+    blocks: int  # of all workers
+    bytes: int  # of these blocks
+    workers: list[str]  # ids; empty while the prefix is placed anew
+    expires_at: float  # Unix time
+
+
+class PinList(TypedDict):
+    """All pins of the API key's tenant."""
+
+    object: Literal["list"]
+    data: list[PinObject]
+
+
+class DeletedPin(TypedDict):
+    """The end of a pin."""
+
+    id: str
+    object: Literal["cache.pin"]
+    deleted: bool
+
+
+class ClearedCache(TypedDict):
+    """Number of forgotten blocks, by worker."""
+
+    object: Literal["cache.clear"]
+    blocks: dict[str, int]
