@@ -11,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 CHECKOV := 3.3.30
 
-.PHONY: setup serve test test-all fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos constraints dist \
+.PHONY: setup serve console test test-all fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos constraints dist \
 	base-check check-crds image-check docs
 
 # Only the dependencies for serving.
@@ -51,6 +51,11 @@ serve: .venv/.base
 	.venv/clients/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
+# Drives the machine's Chromium, if it has one, for a test of the web console.
+.venv/.browser: tests/integration/console/requirements.txt .venv/.dev
+	$(PIP) --quiet --requirement $<
+	touch $@
+
 # The tests start hundreds of processes, each of which would compile the package again without cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -63,7 +68,7 @@ test: setup
 
 # Everything, including what takes long, with processes started as production does, and a minute of new inputs for each
 # fuzzer.
-test-all: setup .venv/clients/.done .venv/checkov/$(CHECKOV).done
+test-all: setup .venv/clients/.done .venv/checkov/$(CHECKOV).done .venv/.browser
 	$(PYTEST) --spawn
 	$(BIN)/python -m pytest -q tests/fuzz --fuzz-seconds 60 --numprocesses $(TEST_PROCESSES)
 
@@ -108,6 +113,10 @@ chaos: setup
 
 protos: setup
 	sh scripts/generate_protos.sh
+
+# The web console's page, from console/; needs npm. The result is committed.
+console:
+	sh scripts/build_console.sh
 
 # The tested versions, from this environment.
 constraints: setup

@@ -165,6 +165,7 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
             await _wait_or_fail((http, *running), stopping.wait())
             end_s = time.monotonic() + config.drain_timeout_s
             service.models.begin_drain()
+            http_app.leave()
             batches.cancel()  # another router continues the batches; a hung disk must not keep the listeners open
             await health_servicer.enter_graceful_shutdown()
             grpc_end = asyncio.create_task(grpc_server.stop(config.drain_timeout_s + STOP_GRACE_S), name="gRPC server")

@@ -3,20 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from baton.router import config_checks as checks
 from baton.router.admission.shared_places import reserved_places
-from baton.router.auth.api_key import hidden
-from baton.router.config_checks import (
-    DEFAULT_SLO,
-    check_https,
-    check_lora,
-    check_media_domains,
-    check_members,
-    check_names,
-    check_origins,
-    check_pin_prefix,
-    check_together,
-    read_targets,
-)
 from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
@@ -33,6 +21,7 @@ from baton.settings.values import JsonText, OptionError
 
 SECRETS = {  # environment variables
     "api_key": "BATON_API_KEY",
+    "admin_api_key": "BATON_ADMIN_API_KEY",
     "registry": "BATON_REGISTRY",
     "cache_secret": "BATON_CACHE_SECRET",
 }
@@ -80,7 +69,7 @@ class RouterConfig:
     slo: str | None = option(
         None,
         "Target time to first token and time per output token. The router places requests to meet both. none: it "
-        f"minimises the delays themselves. Default: {DEFAULT_SLO}.",
+        f"minimises the delays themselves. Default: {checks.DEFAULT_SLO}.",
     )
     target_ttft_ms: float | None = option(None, "Older form of slo, with target_tpot_ms.", minimum=0.001, hidden=True)
     target_tpot_ms: float | None = option(None, "Older form of slo, with target_ttft_ms.", minimum=0.001, hidden=True)
@@ -147,6 +136,13 @@ class RouterConfig:
         f" lines: prefer {SECRETS['api_key']} or the file.",
         secret=True,
     )
+    admin_api_key: tuple[str, ...] | None = option(
+        None,
+        "API key that may also use the web console, clear caches and load LoRA adapters, or several; those of api_key "
+        f"then may not. Prefer {SECRETS['admin_api_key']} or the file.",
+        secret=True,
+    )
+    console: bool = option(True, "Serve the web console at /console.")
     api_keys_file: str | None = option(None, "YAML file of API keys with their limits; reloaded when it changes.")
     protect_operations: bool | None = option(
         None,
@@ -284,27 +280,26 @@ class RouterConfig:
 
         Keys are replaced by their digests: a config becomes the flags of other processes, which all users can read.
         """
-        if self.api_key is not None:
-            if not self.api_key or not all(self.api_key):
-                raise OptionError("api_key: must not be empty; omit it if there is no key")
-            object.__setattr__(self, "api_key", tuple(map(hidden, self.api_key)))
+        for name, keys in (("api_key", self.api_key), ("admin_api_key", self.admin_api_key)):
+            if keys is not None:
+                object.__setattr__(self, name, checks.hidden_keys(name, keys))
         if self.protect_operations and not self.needs_key:
             raise OptionError("protect_operations: requires api_key or api_keys_file")
         if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET_CHARS:
             raise OptionError(f"cache_secret: must have at least {MIN_SECRET_CHARS} characters, chosen at random")
-        check_members(self.registry, self.workers)
-        check_together(process=self.process, group_dir=self.group_dir)
+        checks.check_members(self.registry, self.workers)
+        checks.check_together(process=self.process, group_dir=self.group_dir)
         if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
             raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
         check_otlp_endpoint(self.otlp_traces_endpoint)
         self.promised_s()
-        check_pin_prefix(self.pin_prefix, self.needs_key and not self.shared_cache)
+        checks.check_pin_prefix(self.pin_prefix, self.needs_key and not self.shared_cache)
         images_per_prompt(self.limit_mm_per_prompt)
         resized_bounds(self.mm_processor_kwargs)
         self._check_models()
-        check_origins(self.cors_origins)
-        check_media_domains(self.allowed_media_domains)
-        check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
+        checks.check_origins(self.cors_origins)
+        checks.check_media_domains(self.allowed_media_domains)
+        checks.check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
 
     def _check_models(self) -> None:
         """Raise OptionError for models that cannot be read, or of which two have the same name, and their adapters."""
@@ -312,14 +307,14 @@ class RouterConfig:
             names = [model.name for model in self.models]
         except OptionError as error:
             raise OptionError(f"also_serve: {error}") from error
-        check_names(names)
+        checks.check_names(names)
         if not self._num_reserved:
             raise OptionError(f"max_inflight: must be at least {2 * len(names)} with {len(names)} models")
-        check_lora(self.enable_lora, self.lora_modules, self.lora_dir, names)
+        checks.check_lora(self.enable_lora, self.lora_modules, self.lora_dir, names)
 
     def promised_s(self) -> dict[str, float]:
         """Return the targets `ttft` and `tpot` in seconds; empty: none. Raises OptionError."""
-        return read_targets(self.slo, self.target_ttft_ms, self.target_tpot_ms)
+        return checks.read_targets(self.slo, self.target_ttft_ms, self.target_tpot_ms)
 
     @property
     def scheme(self) -> str:
@@ -329,7 +324,7 @@ class RouterConfig:
     @property
     def needs_key(self) -> bool:
         """Whether clients need an API key."""
-        return self.api_key is not None or self.api_keys_file is not None
+        return any(each is not None for each in (self.api_key, self.admin_api_key, self.api_keys_file))
 
     @property
     def protects_operations(self) -> bool:

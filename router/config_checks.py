@@ -6,6 +6,7 @@ from ipaddress import ip_address
 
 from baton.router.adapters.adapter import MAX_ADAPTERS
 from baton.router.adapters.module import read_module
+from baton.router.auth.api_key import hidden
 from baton.settings.names import is_origin, is_worker_address
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.slo import parse_slo
@@ -71,6 +72,13 @@ def check_pin_prefix(files: Collection[str], is_scoped: bool) -> None:
             "pin_prefix: API keys share no cached prompts, so none would find the prefix; set shared_cache, or have "
             "each key pin it (/v1/cache/pins)"
         )
+
+
+def hidden_keys(name: str, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the digests of API keys. Raises OptionError if there is none, or an empty one."""
+    if not keys or not all(keys):
+        raise OptionError(f"{name}: must not be empty; omit it if there is no key")
+    return tuple(map(hidden, keys))
 
 
 def check_origins(cors_origins: Iterable[str]) -> None:

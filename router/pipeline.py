@@ -75,12 +75,16 @@ class Pipeline:
         Raises InvalidRequest, NoWorker if no decode worker is ready, or DeadlineExceeded.
         """
         trace = request.context.trace
-        if trace is None:
-            return await self._prepare_in_time(request)
-        with trace.step("tokenize") as span:
-            generation = await self._prepare_in_time(request)
-            num_tokens = len(generation.token_ids)
-            span.attributes["gen_ai.usage.input_tokens"] = num_tokens
+        try:
+            if trace is None:
+                return await self._prepare_in_time(request)
+            with trace.step("tokenize") as span:
+                generation = await self._prepare_in_time(request)
+                num_tokens = len(generation.token_ids)
+                span.attributes["gen_ai.usage.input_tokens"] = num_tokens
+        except Exception as error:
+            self._metrics.recent.failed(request.request_id, error)
+            raise
         trace.note_prompt(num_tokens, generation.sampling.max_tokens, request.n)
         return generation
 
@@ -267,6 +271,7 @@ class Pipeline:
                         break
         except Exception as error:
             reason = "error"
+            self._metrics.recent.failed(generation.request.request_id, error)
             if trace is not None:
                 trace.note_failure(error)
             raise

@@ -114,12 +114,12 @@ class ModelMaker:
         registry = open_registry(config.registry, config.workers)
         interval_ms = config.watch_interval_ms
         pool = WorkerPool(registry, info.name, router_id, interval_ms, self.security, self.worker_models, vocabulary)
-        metrics = RouterMetrics(info.name, config.traffic_window_s)
+        targets = _targets(config)
+        metrics = RouterMetrics(info.name, config.traffic_window_s, targets)
         metrics.registry.register(WorkerSeries(pool, info.name))
         metrics.registry.register(PoolSeries(pool, info.name))
         plan = PlanSeries(registry, info.name)
         metrics.registry.register(plan)
-        targets = _targets(config)
         policy = make_policy(config.policy, config.local_prefill_below, targets)
         cold_start_s = config.cold_start_timeout_s
         wait_s = None if cold_start_s is None else max(config.failover_timeout_s, cold_start_s)
@@ -166,7 +166,9 @@ class ModelMaker:
             waits_for_worker=cold_start_s is not None,
         )
         arrivals = Arrivals(config.traffic_window_s)
-        own_metrics = AdmissionMetrics(metrics.registry, metrics.model_name, lambda: first_worker.num_waiting)
+        own_metrics = AdmissionMetrics(
+            metrics.registry, metrics.model_name, lambda: first_worker.num_waiting, metrics.recent.refused
+        )
         return Admission(limits, pool, own_metrics, arrivals, places=self.places)
 
 

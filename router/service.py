@@ -113,7 +113,9 @@ def _make_gate(config: RouterConfig, secret: CacheSecret | None) -> Gate:
     if not config.needs_key:
         return Gate(None)
     file = KeysFile(config.api_keys_file) if config.api_keys_file is not None else None
-    ring = KeyRing([unnamed_key(each) for each in config.api_key or ()], file, secret)
+    keys = [unnamed_key(each, is_admin=config.admin_api_key is None) for each in config.api_key or ()]
+    keys += [unnamed_key(each, is_admin=True) for each in config.admin_api_key or ()]
+    ring = KeyRing(keys, file, secret)
     return Gate(ring, config.protects_operations)
 
 

@@ -29,7 +29,9 @@ def command() -> None:
     help="Largest share of a worker's KV cache that its pins may hold.",
 )
 @click.option(
-    "--admin", is_flag=True, help="Allow it to load and unload LoRA adapters, and to clear the workers' caches."
+    "--admin",
+    is_flag=True,
+    help="Let it load and unload LoRA adapters, clear the workers' caches, and use the web console.",
 )
 @click.option("--expires-in-days", type=click.FloatRange(0, 36500, min_open=True), help="Days until it is rejected.")
 def new(expires_in_days: float | None, **fields: object) -> None:

@@ -73,7 +73,8 @@ def with_watch_key(settings: ClusterSettings) -> tuple[ClusterSettings, str | No
     """
     given = settings.router.get("api_key")
     keys = given if isinstance(given, tuple) else ()
-    if given == () or (given is None and settings.router.get("api_keys_file") is None):
+    others = settings.router.get("api_keys_file"), settings.router.get("admin_api_key")
+    if given == () or (given is None and others == (None, None)):
         return settings, None  # the router rejects an empty key itself
     key = new_key()
     router: Mapping[str, Value] = {**settings.router, "api_key": (*keys, hidden(key))}

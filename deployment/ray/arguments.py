@@ -129,9 +129,10 @@ def _kept(router: Mapping[str, Value], leave_out: Collection[str]) -> dict[str, 
     Routers on Ray agree on a cache secret in the registry, or read it from the environment of their nodes.
     """
     kept = {name: value for name, value in router.items() if name not in (*leave_out, "cache_secret")}
-    keys = kept.get("api_key")
-    if isinstance(keys, tuple) and all(keys):  # the router rejects an empty key itself
-        kept["api_key"] = tuple(map(hidden, keys))
+    for name in ("api_key", "admin_api_key"):
+        keys = kept.get(name)
+        if isinstance(keys, tuple) and all(keys):  # the router rejects an empty key itself
+            kept[name] = tuple(map(hidden, keys))
     return kept
 
 

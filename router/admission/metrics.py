@@ -25,9 +25,16 @@ class Refusal(Enum):
 class AdmissionMetrics:
     """Metrics of the router's queue."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str, num_held: Callable[[], int] = lambda: 0) -> None:
-        """`num_held`: completions that have left the queue, and wait for a first worker."""
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        model_name: str,
+        num_held: Callable[[], int] = lambda: 0,
+        note_refusal: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`num_held`: completions out of the queue that wait for a first worker. `note_refusal` gets each reason."""
         self._registry = registry
+        self._note_refusal = note_refusal
         self._num_held = num_held
         self._model_name = model_name
         refusals = Counter(
@@ -63,3 +70,4 @@ class AdmissionMetrics:
     def refused(self, reason: Refusal) -> None:
         """Count a request that was not served."""
         self._refusals[reason].inc()
+        self._note_refusal(reason.value)

@@ -29,7 +29,7 @@ class ApiKey:
     cache_scope: str | None = None  # keys of one scope share cached prompts; None: the key shares none
     max_pinned_fraction: float | None = None  # of a worker's KV blocks, for its pins; None: the worker's limit
     expires_s: float | None = None  # Unix time from which the key is refused
-    is_admin: bool = False  # it may load and unload adapters, and clear the caches of all tenants
+    is_admin: bool = False  # it may load adapters, clear the caches of all tenants, and use the console
 
     @property
     def tenant(self) -> str:
@@ -64,10 +64,7 @@ def is_hidden(text: str) -> bool:
     return text.startswith(DIGEST_PREFIX) and HEX_DIGEST.fullmatch(text, len(DIGEST_PREFIX)) is not None
 
 
-def unnamed_key(text: str) -> ApiKey:
-    """Return the key of a digest from `hidden`, the operator's own.
-
-    Its name is derived from the digest, the same at all routers.
-    """
+def unnamed_key(text: str, is_admin: bool = False) -> ApiKey:
+    """Return the key of a digest from `hidden`. Its name is derived from the digest, the same at all routers."""
     digest = bytes.fromhex(text.removeprefix(DIGEST_PREFIX))
-    return ApiKey(name=f"key-{sha256(digest).hexdigest()[:8]}", digest=digest, is_admin=True)
+    return ApiKey(name=f"key-{sha256(digest).hexdigest()[:8]}", digest=digest, is_admin=is_admin)

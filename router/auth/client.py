@@ -203,8 +203,9 @@ class KeyRing:
 
 
 OPEN_PATHS = frozenset(
-    {"/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready"}
-)  # for load balancers; they reveal nothing about the workers
+    {"/", "/console", "/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready"}
+)  # for load balancers and browsers; they reveal nothing about the workers
+OPEN_PREFIX = "/console/assets/"  # files of the console's page
 OPERATIONS_PATHS = frozenset(
     {"/metrics", "/workers", "/pools", "/version", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
 )  # for operators
@@ -254,4 +255,4 @@ class Gate:
 
     def is_open(self, path: str) -> bool:
         """Return whether a path needs no key. Unknown paths need one."""
-        return self._keys is None or path in self._open_paths
+        return self._keys is None or path in self._open_paths or path.startswith(OPEN_PREFIX)

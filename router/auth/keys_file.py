@@ -10,7 +10,7 @@ keys:
     cache_salt: research        # scope within which cached prompts are shared
     max_pinned_fraction: 0.1
     expires: 2027-01-31T00:00:00Z
-    admin: true                 # it may load and unload LoRA adapters, and clear the workers' caches
+    admin: true                 # it may load LoRA adapters, clear the workers' caches, and use the console
 """
 
 import os
@@ -56,7 +56,7 @@ class KeyEntry:
         None, "Largest share of a worker's KV cache that its pins may hold.", minimum=0.000001, maximum=1
     )
     expires: str | None = option(None, "Time after which the key is invalid, in ISO 8601.")
-    admin: bool = option(False, "Whether it may load and unload LoRA adapters, and clear the workers' caches.")
+    admin: bool = option(False, "Whether it may load LoRA adapters, clear the workers' caches, and use the console.")
 
 
 ENTRY_OPTIONS = options_of(KeyEntry)

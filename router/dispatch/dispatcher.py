@@ -12,7 +12,7 @@ from baton.engine.errors import QueueFull
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_command, take_failure
 from baton.router.dispatch.first_worker import FirstWorker
-from baton.router.dispatch.progress import Holder, Progress
+from baton.router.dispatch.progress import Holder, Progress, live_completion
 from baton.router.errors import Draining, HandedOff, NoWorker, ShortOfRanks, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
@@ -76,7 +76,8 @@ class Dispatcher:
 
         Raises NoWorker, Draining, QueueFull, InvalidRequest (also for impossible hints), or the worker's error.
         """
-        progress = Progress(list(generation.token_ids), generation.request.adapter)
+        live = self._metrics.live.begin(live_completion(generation, index))
+        progress = Progress(list(generation.token_ids), live, generation.request.adapter)
         if (trace := generation.request.context.trace) is not None:
             progress.trace = CompletionTrace(trace, index)
         self._budget.note_request()
@@ -102,6 +103,7 @@ class Dispatcher:
                     logger.warning("%s is retried: %s", generation.request.request_id, error)
         finally:
             self._release(progress)
+            self._metrics.live.end(progress.live)
             if num_tokens := len(progress.token_ids) - len(generation.token_ids):
                 self._output_length.note(num_tokens)  # also if it was cancelled: clients stop reading at the end
 
@@ -217,6 +219,7 @@ class Dispatcher:
             plan = replace(plan, prefill_fallbacks=())  # it may end every prefill worker that computes its prompt
         self._pool.take_turn()
         self._metrics.planned(plan.kind.value)
+        self._metrics.live.routed(progress.live, plan)
         if progress.trace is not None:
             progress.trace.planned(plan, progress.routed)
         if not progress.attempt:
@@ -287,7 +290,7 @@ class Dispatcher:
         mailbox = attach.submit(
             command,
             generation.request.patient,
-            partial(self._note_generated, generation),
+            partial(self._note_generated, generation, progress),
             partial(self._may_move, progress),
         )
         share = LoadShare(command.number, self._load(plan.decode), self._load(plan.prefill))
@@ -332,10 +335,11 @@ class Dispatcher:
             if progress.trace is not None:
                 progress.trace.closed()
 
-    def _note_generated(self, generation: Generation, num_tokens: int) -> None:
+    def _note_generated(self, generation: Generation, progress: Progress, num_tokens: int) -> None:
         """Count tokens as they arrive, also those that the mailbox of a patient request holds back."""
         self._metrics.traffic.generated(num_tokens)
         generation.generated.add(num_tokens)
+        self._metrics.live.tokens(progress.live, num_tokens)
 
     def _expect(self, generation: Generation, plan: Plan, token_ids: list[int]) -> None:
         """Note the blocks that the workers have cached now: the chat's next turn may arrive before they report them."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from baton.router.adapters.adapter import Adapter
 from baton.router.dispatch.attempt import Losses
+from baton.router.generation import Generation
+from baton.router.metrics.live import LiveCompletion
 from baton.router.policy.cluster import Plan, RoutedRequest
 from baton.router.tracing.completion_trace import CompletionTrace
 from baton.rpc.backoff import Backoff
@@ -27,6 +29,7 @@ class Progress:
     """Progress of one completion over all its attempts."""
 
     token_ids: list[int]  # prompt and output so far
+    live: LiveCompletion
     adapter: Adapter | None = None  # None: the model itself
     num_prompt_logprobs: int = 0  # positions that were yielded
     attempt: int = 0  # earlier attempts
@@ -73,3 +76,11 @@ class Progress:
             self.backoff = Backoff(FIRST_BACKOFF_S, LAST_BACKOFF_S)
         await self.backoff.wait()
         self.busy.clear()
+
+
+def live_completion(generation: Generation, index: int) -> LiveCompletion:
+    """Return the completion as the console shows it."""
+    request = generation.request
+    return LiveCompletion(
+        request.request_id, index, len(generation.token_ids), generation.sampling.max_tokens, request.context.arrived_s
+    )

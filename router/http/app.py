@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +19,7 @@ from baton.router.anthropic.request import CountTokensRequest, MessagesRequest
 from baton.router.auth.client import Gate
 from baton.router.batches.api import BatchesApi, add_batch_routes
 from baton.router.batches.request import BatchRequest
+from baton.router.console.api import ConsoleApi, index_route
 from baton.router.embeddings.api import EmbeddingsApi
 from baton.router.embeddings.request import EmbeddingRequest
 from baton.router.files.api import add_file_routes
@@ -56,11 +58,16 @@ class HttpApp:
         unread: UnreadOutput,
         cors_origins: Sequence[str] = (),
         close: Callable[[], None] = lambda: None,
+        leave: Callable[[], None] = lambda: None,
     ) -> None:
-        """`cors_origins`: origins whose pages may read responses in a browser. `close`: ends the routes' threads."""
+        """`cors_origins`: origins whose pages may read responses in a browser. `close`: ends the routes' threads.
+
+        `leave`: ends the streams that have no end of their own, before the server waits for its responses.
+        """
         self.posts = posts
         self.unread = unread
         self.close = close
+        self.leave = leave
         self.cross_origin = CrossOrigin(self._route, cors_origins) if cors_origins else None
         self._others = others
 
@@ -115,8 +122,16 @@ def make_http_app(service: RouterService) -> HttpApp:
     add_file_routes(others, service)
     add_batch_routes(others, service)
     add_pin_routes(others, service)
-    others.router.routes += tensors.routes()
-    return HttpApp({**posts, **tensors.posts(intake)}, others, service.unread, config.cors_origins, intake.reader.close)
+    others.router.routes += [*tensors.routes(), index_route(config.console)]
+    closing, leaving = ExitStack(), ExitStack()
+    closing.callback(intake.reader.close)
+    if config.console:
+        console = ConsoleApi(service)
+        others.router.routes += console.routes()
+        closing.callback(console.close)
+        leaving.callback(console.leave)
+    all_posts = {**posts, **tensors.posts(intake)}
+    return HttpApp(all_posts, others, service.unread, config.cors_origins, closing.close, leaving.close)
 
 
 def _anthropic(

@@ -8,8 +8,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 
 from baton.router.metrics.adapter_series import AdapterSeries
 from baton.router.metrics.histogram import LoopHistogram
+from baton.router.metrics.live import LiveCompletions
+from baton.router.metrics.recent import RecentFigures
 from baton.router.metrics.traffic import Traffic
 from baton.router.parsing.base import CallEnd, CallStart, OutputPart
+from baton.router.policy.targets import Targets
 from baton.router.tracing.request_trace import RequestTrace
 
 PREFIX = "baton:"
@@ -22,14 +25,17 @@ LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 
 
 
 class RouterMetrics:
-    """The router's series, the Prometheus registry of all series, and the traffic statistics."""
+    """The router's series, the Prometheus registry of all series, the traffic statistics, and the console's figures."""
 
-    def __init__(self, model_name: str, traffic_window_s: int) -> None:
+    def __init__(self, model_name: str, traffic_window_s: int, targets: Targets | None = None) -> None:
+        """`targets`: by which completions are judged. Default: they are not."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each count
         self.registry = CollectorRegistry()
         self.model_name = model_name
         self.traffic = Traffic(traffic_window_s)
         self.adapters = AdapterSeries(self.registry, model_name, PREFIX)
+        self.recent = RecentFigures(targets)
+        self.live = LiveCompletions()
         self._prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests served.")
         self._generation_tokens = self._count("generation_tokens", "Tokens generated.")
         self._prefix_cache_queries = self._count("prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
@@ -86,6 +92,7 @@ class RouterMetrics:
     def planned(self, plan: str) -> None:
         """Count a completion that was routed by this kind of plan."""
         self._plans(plan).inc()
+        self.recent.planned(plan)
 
     def prompt_done(self, num_tokens: int, num_cached_tokens: int, adapter: str = "") -> None:
         """Record a prompt that was computed. adapter: its name; empty: none."""
@@ -95,6 +102,7 @@ class RouterMetrics:
         self._prefix_cache_queries.inc(num_tokens)
         self._prefix_cache_hits.inc(num_cached_tokens)
         self._prompt_length.observe(num_tokens)
+        self.recent.prompt_done(num_tokens, num_cached_tokens)
 
     def input_embedded(self, num_tokens: int, num_cached_tokens: int) -> None:
         """Record an input of which an embedding was computed."""
@@ -108,24 +116,37 @@ class RouterMetrics:
     def tokens_arrived(self, num_tokens: int, gap_s: float | None) -> None:
         """Record tokens of a completion; `gap_s`: time since the previous ones, None for the first."""
         self._generation_tokens.inc(num_tokens)
+        self.recent.generated(num_tokens)
         if gap_s is not None:
             self._itl.observe(gap_s / num_tokens, num_tokens)
 
     def first_token(self, waited_s: float, trace_id: str | None = None) -> None:
         """Record the TTFT of a completion."""
         self._ttft.observe(waited_s, trace_id=trace_id)
+        self.recent.first_token(waited_s)
 
     def completion_ended(
-        self, reason: str, num_tokens: int, total_s: float, decode_s: float, trace_id: str | None = None
+        self,
+        reason: str,
+        num_tokens: int,
+        total_s: float,
+        decode_s: float,
+        ttft_s: float | None = None,
+        trace_id: str | None = None,
     ) -> None:
-        """Record the end of a completion; `decode_s`: time from its first token to its last."""
+        """Record the end of a completion; `decode_s`: time from its first token to its last.
+
+        `ttft_s`: None: it has no token.
+        """
+        tpot_s = decode_s / (num_tokens - 1) if num_tokens > 1 else None
+        self.recent.ended(ttft_s, tpot_s)
         self._success(reason).inc()
         self._output_length.observe(num_tokens)
         if num_tokens:
             self.traffic.ended(num_tokens)
         self._e2e.observe(total_s, trace_id=trace_id)
-        if num_tokens > 1:
-            self._tpot.observe(decode_s / (num_tokens - 1))
+        if tpot_s is not None:
+            self._tpot.observe(tpot_s)
 
     def calls_ended(self, reason: str, num_calls: int, num_invalid: int) -> None:
         """Record the calls of a completion; `num_invalid`: of them with arguments that are no JSON object."""
@@ -186,5 +207,6 @@ class CompletionMeter:
         now_s = time.monotonic()
         if self._adapter:
             self._metrics.adapters.completion_ended(self._adapter, reason, self._num_tokens)
+        ttft_s = self._first_s - self._started_s if self._num_tokens else None
         total_s, decode_s = now_s - self._started_s, self._last_s - self._first_s
-        self._metrics.completion_ended(reason, self._num_tokens, total_s, decode_s, self._trace_id)
+        self._metrics.completion_ended(reason, self._num_tokens, total_s, decode_s, ttft_s, self._trace_id)

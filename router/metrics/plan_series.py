@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily
@@ -14,6 +15,7 @@ from baton.router.metrics.metrics import PREFIX
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 2.0
+MAX_DECISIONS = 12
 GAUGES = (
     ("target", "Replicas that the autoscaler has asked for."),
     ("needed", "Replicas that the traffic needs, by the autoscaler's model."),
@@ -29,6 +31,7 @@ class PlanSeries(Collector):
 
     def __init__(self, registry: Registry, model_name: str) -> None:
         self.latest: PlanReport | None = None
+        self.decisions: deque[PlanReport] = deque(maxlen=MAX_DECISIONS)  # plans with new targets, the latest last
         self._registry = registry
         self._model_name = model_name
 
@@ -39,7 +42,7 @@ class PlanSeries(Collector):
                 texts = await self._registry.plans.read()
             except RegistryLost:  # the follower of the members warns of it
                 texts = ()
-            self.latest = self._own(texts)
+            self._note(self._own(texts))
             await asyncio.sleep(PERIOD_S)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -53,6 +56,12 @@ class PlanSeries(Collector):
                 gauge.add_metric((self._model_name, pool), getattr(getattr(plan, pool), name))
             yield gauge
 
+    def _note(self, plan: PlanReport | None) -> None:
+        self.latest = plan
+        last = self.decisions[-1] if self.decisions else None
+        if plan is not None and (last is None or _targets(plan) != _targets(last)):
+            self.decisions.append(plan)
+
     def _own(self, texts: tuple[str, ...]) -> PlanReport | None:
         """Return the latest of this model's plans."""
         plans = []
@@ -63,3 +72,7 @@ class PlanSeries(Collector):
                 logger.debug("a plan in the registry is left out: %s", error)
         own = (plan for plan in plans if plan.model == self._model_name)
         return max(own, key=lambda plan: plan.time_s, default=None)
+
+
+def _targets(plan: PlanReport) -> tuple[str, int, int]:
+    return plan.application, plan.prefill.target, plan.decode.target

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from starlette.routing import Route
 
 from baton.protos import open_inference_pb2, router_pb2
-from baton.router.auth.client import OPEN_PATHS, OPERATIONS_PATHS
+from baton.router.auth.client import OPEN_PATHS, OPEN_PREFIX, OPERATIONS_PATHS
 from baton.router.http.app import HttpApp
 from baton.router.kserve.grpc_service import OPEN_METHODS
 from baton.router.service import RouterService
@@ -14,6 +14,11 @@ from scripts.reference.tables import code, table
 
 YES, NO, OPERATIONS = "yes", "no", "with `--protect-operations`"
 MEANINGS: Mapping[str, str] = {  # by path, or by method and path
+    "/": "sends browsers to the [console](../console.md); for other clients an index of paths",
+    "/console": "the [web console](../console.md): its page, which asks for a key if it needs one",
+    "/console/assets/{name}": "files of that page",
+    "/console/events": "the state that it shows, as events; needs an admin key if there are keys",
+    "/console/workers/{action}": "drains or undrains a worker, or changes its role, for the console",
     "/v1/chat/completions": "a chat completion, whole or streamed ([fields](../api.md#fields))",
     "/v1/completions": "a completion of a text or of tokens, whole or streamed",
     "/v1/messages": "Anthropic's [Messages API](../api.md#anthropics-messages-api)",
@@ -115,4 +120,4 @@ def _of_app(_service: RouterService, app: HttpApp) -> str:
 
 
 def _key(path: str) -> str:
-    return NO if path in OPEN_PATHS else OPERATIONS if path in OPERATIONS_PATHS else YES
+    return NO if path in OPEN_PATHS or path.startswith(OPEN_PREFIX) else OPERATIONS if path in OPERATIONS_PATHS else YES

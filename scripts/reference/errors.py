@@ -17,6 +17,10 @@ from baton.rpc import status as rpc
 from scripts.reference.tables import code, table
 
 NOT_STORED = "no such file, batch, response or item, or it belongs to another tenant"
+ADMIN_ONLY = (
+    "the API key is no admin key: it may not load adapters, clear the caches of all tenants, or use the "
+    "[console](../console.md)"
+)
 NOT_NOW = "no worker, or no store of responses, can serve the request now; the message says why"
 
 
@@ -43,10 +47,7 @@ CASES = (
     _field("storage_limit_exceeded", "there is no room for the file, or for results of the batch"),
     _field("too_many_files", "there are as many files as there may be"),
     Case(rpc.Unauthenticated(""), "the API key is missing or unknown"),
-    Case(
-        rpc.Forbidden(""),
-        "the API key is not an administrator's (`admin: true`), which loading adapters and clearing caches need",
-    ),
+    Case(rpc.Forbidden(""), ADMIN_ONLY),
     Case(rpc.NotFound(""), "no such model or adapter"),
     Case(router.PinNotFound(""), "no such pin, its time has passed, or it belongs to another tenant"),
     Case(router.UnknownTimeline(""), "no [timeline](../tracing.md#timelines) of the request is kept"),

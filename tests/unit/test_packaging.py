@@ -199,7 +199,8 @@ def test_the_sdist_has_all_files_that_the_wheel_needs(sdist: Path) -> None:
     sources = {
         str(path)
         for path in tracked()
-        if path.parts[0] in packages and path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".inl", ".proto", ".jinja"}
+        if path.parts[0] in packages
+        and path.suffix in {".py", ".pyi", ".cpp", ".hpp", ".inl", ".proto", ".jinja", ".html", ".css", ".js"}
     }
     assert any(name.endswith(".inl") for name in sources)
     assert {f"baton/{name}" for name in sources} <= names

@@ -64,6 +64,7 @@ class Banner:
             *(("KV cache", line) for line in _capacities(ready.workers)),
             ("KV transfer", _transports(ready.workers)),
             ("API", f"{url}/v1, documented at {url}/docs"),
+            *((("console", f"{url}/console"),) if self.plan.router.console else ()),
         )
         block = Text(f"Serving {name} at {url}\n\n")
         for label, text in rows:

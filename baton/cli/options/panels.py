@@ -49,7 +49,7 @@ PANELS = {
     ),
     "Server": (
         *("host", "port", "grpc_port", "router_processes", "processes", "heartbeat_timeout_s"),
-        *("api_key", "api_keys_file"),
+        *("api_key", "admin_api_key", "api_keys_file", "console"),
         *("protect_operations", "cors_origins", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"),
         *("max_body_bytes", "max_body_bytes_in_flight", "max_client_body_bytes_in_flight", "body_timeout_s"),
         *("limit_mm_per_prompt", "mm_processor_kwargs", "max_image_bytes", "max_image_pixels", "allowed_media_domains"),

@@ -104,7 +104,7 @@ def test_the_banner_shows_the_commit_of_a_model_of_the_hub() -> None:
 
 
 def test_the_banner_shows_the_model_and_its_kv_capacity() -> None:
-    assert banner(plan()).splitlines()[:10] == [
+    assert banner(plan()).splitlines()[:11] == [
         "Serving tiny at http://127.0.0.1:8000",
         "",
         "  model        tiny, 4.99M parameters, bfloat16",
@@ -114,6 +114,7 @@ def test_the_banner_shows_the_model_and_its_kv_capacity() -> None:
         "  KV cache     decode: 40,000 tokens, room for 8 requests of 4,096 tokens",
         "  KV transfer  shared_memory, tcp",
         "  API          http://127.0.0.1:8000/v1, documented at http://127.0.0.1:8000/docs",
+        "  console      http://127.0.0.1:8000/console",
         "",
     ]
     assert "  device       cpu (--device cpu)\n" in banner(plan(), device="cpu")

@@ -15,7 +15,12 @@ def test_a_router_without_keys_gets_no_watch_key(flags: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "given"), [({"api_key": "sk-a,sk-b"}, ("sk-a", "sk-b")), ({"api_keys_file": "/etc/keys.yaml"}, ())]
+    ("flags", "given"),
+    [
+        ({"api_key": "sk-a,sk-b"}, ("sk-a", "sk-b")),
+        ({"api_keys_file": "/etc/keys.yaml"}, ()),
+        ({"admin_api_key": "sk-a"}, ()),
+    ],
 )
 def test_a_router_with_keys_gets_the_digest_of_one_more(flags: dict[str, str], given: tuple[str, ...]) -> None:
     settings, key = with_watch_key(load_settings(None, flags))

@@ -64,8 +64,9 @@ def test_local_prefill_below_has_a_default_only_on_one_machine() -> None:
 
 
 def test_ray_stores_only_digests_of_keys() -> None:
-    [kept] = settings(router={"api_key": "sk-one"}).cluster.router["api_key"]  # type: ignore[misc]
-    assert kept.startswith("sha256:")
+    for name in ("api_key", "admin_api_key"):
+        [kept] = settings(router={name: "sk-one"}).cluster.router[name]  # type: ignore[misc]
+        assert kept.startswith("sha256:")
 
 
 def test_auto_is_decided_before_ray_places_replicas() -> None:

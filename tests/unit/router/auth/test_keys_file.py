@@ -22,13 +22,13 @@ def entry(**fields: object) -> bytes:
 def test_an_entry_with_everything() -> None:
     text = entry(
         priority=-3, max_inflight=64, requests_per_minute=600, tokens_per_minute=200000, cache_salt="research",
-        expires="2027-01-31T00:00:00Z",
+        expires="2027-01-31T00:00:00Z", admin="true",
     )  # fmt: skip
     assert read_keys(text, "file") == [
         ApiKey(
             name="a", digest=bytes.fromhex(DIGEST), priority=-3, max_inflight=64, requests_per_minute=600,
             tokens_per_minute=200000, cache_scope="research",
-            expires_s=datetime(2027, 1, 31, tzinfo=UTC).timestamp(),
+            expires_s=datetime(2027, 1, 31, tzinfo=UTC).timestamp(), is_admin=True,
         )
     ]  # fmt: skip
 
@@ -56,6 +56,7 @@ def test_times_of_all_kinds(time: str) -> None:
         (entry(sha256="[sk-secret]"), "keys[0].sha256: must be the 64 hexadecimal digits"),
         (entry(prority=1), "keys[0].prority: unknown option; did you mean priority?"),
         (entry(priority="high"), "keys[0].priority: 'high' is not allowed; it must be a whole number"),
+        (entry(admin="maybe"), "keys[0].admin: 'maybe' is not allowed; it must be true or false"),
         (entry(max_inflight=0), "keys[0].max_inflight: 0 is not allowed; it must be a whole number at least 1"),
         (entry(expires="soon"), "keys[0].expires: must be a time such as"),
         (entry(name="'a b'"), "keys[0].name: must be 1 to 128 visible ASCII characters"),

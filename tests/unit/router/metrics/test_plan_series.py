@@ -58,6 +58,15 @@ async def shown_plan(router: RunningRouter) -> dict[str, Any] | None:
     return plan
 
 
+def test_decisions_are_the_plans_with_new_targets() -> None:
+    series = PlanSeries(MemoryRegistry(), "bundled_model")
+    grown = replace(PLAN, time_s=12.0, decode=replace(PLAN.decode, target=5), reason="decode grows")
+    for plan in (PLAN, replace(PLAN, time_s=11.0, reason="as before"), None, grown, None):
+        series._note(plan)
+    assert series.latest is None
+    assert list(series.decisions) == [PLAN, grown]
+
+
 @pytest.mark.slow
 async def test_a_plan_that_is_not_renewed_is_forgotten() -> None:
     registry = MemoryRegistry()

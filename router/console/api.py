@@ -1,0 +1,145 @@
+"""Paths of the web console: the page, its files, the stream of states, orders for workers."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from importlib import metadata
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from baton.router.console.access import ConsoleAccess
+from baton.router.console.assets import SECURITY_HEADERS, ConsoleAssets
+from baton.router.console.controls import WorkerControls, read_order
+from baton.router.console.feed import ConsoleFeed
+from baton.router.console.snapshot import RouterFacts, take_snapshot
+from baton.router.console.worker_rows import RateMeter, WorkerRow, worker_row
+from baton.router.http.headers import read_headers
+from baton.router.service import RouterService
+from baton.rpc.status import ServiceError
+
+CONSOLE = "/console"
+ASSETS = f"{CONSOLE}/assets/"  # open paths: the files are the same for every router
+SLICE_WORKERS = 200  # read in one go, in about 3 ms; then other tasks take their turn
+INDEX: Mapping[str, str] = {
+    "object": "server",
+    "models": "/v1/models",
+    "description": "/openapi.json",
+    "documentation": "/docs",
+    "health": "/health",
+    "ready": "/ready",
+    "metrics": "/metrics",
+}
+EVENT_HEADERS: Mapping[str, str] = {**SECURITY_HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class StateReader:
+    """Reads the state that all viewers get."""
+
+    def __init__(self, service: RouterService) -> None:
+        config = service.config
+        self._models = list(service.models)
+        self._facts = RouterFacts(metadata.version("baton-serve"), config.process, config.processes, config.policy)
+        self._meter = RateMeter()
+
+    async def read(self) -> bytes:
+        """Return the state as an event."""
+        rows: list[WorkerRow] = []
+        now_s = asyncio.get_running_loop().time()
+        for model in self._models:
+            for connection in model.pool.connections:
+                rows.append(worker_row(model.name, connection, self._meter, now_s))
+                if not len(rows) % SLICE_WORKERS:
+                    await asyncio.sleep(0)
+        self._meter.end_round()
+        return event("state", orjson.dumps(take_snapshot(self._facts, self._models, rows)))
+
+
+class ConsoleApi:
+    """Handler of the console's requests."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._access = ConsoleAccess(service.gate, service.config)
+        self._assets = ConsoleAssets()
+        self._feed = ConsoleFeed(StateReader(service).read)
+        self._controls = WorkerControls(list(service.models), service.security)
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route(CONSOLE, self.page),
+            Route(f"{ASSETS}{{name}}", self.asset),
+            Route(f"{CONSOLE}/events", self.events),
+            Route(f"{CONSOLE}/workers/{{action}}", self.order, methods=["POST"]),
+        ]
+
+    def leave(self) -> None:
+        """End the streams: the router shuts down."""
+        self._feed.end()
+
+    def close(self) -> None:
+        """End the tasks."""
+        self._feed.end()
+        self._controls.close()
+
+    async def page(self, _request: Request) -> Response:
+        """Return the page. It holds nothing of this router, and asks for a key itself."""
+        return self._assets.page()
+
+    async def asset(self, request: Request) -> Response:
+        """Return one of its files."""
+        return self._assets.asset(request.path_params["name"])
+
+    async def events(self, request: Request) -> Response:
+        """Return the stream of states. Raises as `check_view`, or Unavailable for too many viewers."""
+        headers = read_headers(request.scope["headers"])
+        self._access.check_view(headers)
+        events = self._events(headers)
+        first = await anext(events)  # raises before the response begins
+        return StreamingResponse(_with_first(first, events), headers=EVENT_HEADERS, media_type="text/event-stream")
+
+    async def order(self, request: Request) -> Response:
+        """Carry out an order for a worker. 200: it was done; 202: it goes on. Raises what `WorkerControls.run` does."""
+        self._access.check_control(read_headers(request.scope["headers"]))
+        is_done = await self._controls.run(read_order(request.path_params["action"], request.query_params))
+        body = orjson.dumps({"status": "done" if is_done else "in progress"})
+        return Response(body, 200 if is_done else 202, media_type="application/json")
+
+    async def _events(self, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """Yield the viewer's rights, then states until its key is removed or the streams end."""
+        async with self._feed.viewer() as viewer:
+            yield event("hello", orjson.dumps({"can_control": self._access.can_control(headers)}))
+            while (state := await viewer.take()) is not None:
+                yield state
+                try:
+                    self._access.check_view(headers)
+                except ServiceError:
+                    return
+
+
+async def _with_first(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    try:
+        yield first
+        async for each in rest:
+            yield each
+    finally:
+        await rest.aclose()
+
+
+def event(name: str, data: bytes) -> bytes:
+    """Return a server-sent event."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+def index_route(has_console: bool) -> Route:
+    """Return the route of `/`: browsers are sent to the console, other clients get an index of paths."""
+    body = orjson.dumps({**INDEX, "console": CONSOLE} if has_console else INDEX)
+
+    async def index(request: Request) -> Response:
+        if has_console and "text/html" in request.headers.get("accept", ""):
+            path = CONSOLE.removeprefix("/")  # relative: a proxy may add a prefix
+            return RedirectResponse(path, 307, {"vary": "accept"})
+        return Response(body, headers={"vary": "accept"}, media_type="application/json")
+
+    return Route("/", index)
