@@ -80,7 +80,7 @@ class Autoscaler:
                 step_s=spec.step_s,
                 max_step_tokens=spec.max_num_batched_tokens,
                 handover_s=self._machine.overhead_s + self._machine.handover_s,
-                queued_tokens=sum(each.replica.core.scheduler.num_queued_tokens for each in prefills),
+                queued_tokens=sum(each.replica.core.scheduler.backlog.num_queued_tokens for each in prefills),
             ),
             decode=DecodeSnapshot(
                 pool=self._decode.snapshot(WINDOW_S, quantile),

@@ -24,7 +24,7 @@ class RecordingExchange:
 
     def __init__(self, resumption: Resumption | None = None) -> None:
         self.resumption = resumption
-        self.request_id, self.client = "request", ANONYMOUS
+        self.request_id, self.client, self.trace = "request", ANONYMOUS, None
         self.address, self.upload, self.refusal, self.disconnected = "", None, None, False
         self.heads: list[Mapping[str, str]] = []
         self.sent: list[bytes] = []
