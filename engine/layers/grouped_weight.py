@@ -26,8 +26,8 @@ class GroupedWeight:
     """Weight in groups, multiplied with activations of the model's type; sums are in fp32.
 
     Without a native product, elements are dequantised in fp32 and rounded to the activations' type, or stay in fp32 on
-    a CPU without instructions for bf16. On a CPU, a row's results do not depend on the other rows, except with AMX and
-    without a native product.
+    a CPU with neither products of panels nor instructions for bf16. On a CPU, a row's results do not depend on the
+    other rows, except with AMX and without Baton's compiled products.
     """
 
     def __init__(self, matrix: GroupedMatrix, dtype: torch.dtype) -> None:

@@ -42,8 +42,8 @@ std::uint16_t* halves(Address address) { return reinterpret_cast<std::uint16_t*>
 template <typename Function>
 void on_threads(std::size_t num_threads, const Function& function) {
     if (num_threads < 2) return function();
-    run_on_threads([](void* argument) noexcept { (*static_cast<const Function*>(argument))(); }, const_cast<Function*>(&function),
-                   num_threads);
+    run_on_threads([](void* argument) noexcept { (*static_cast<const Function*>(argument))(); },
+                   const_cast<Function*>(&function), num_threads);
 }
 
 // One weight in panels; the caller must keep its memory alive.

@@ -116,7 +116,8 @@ def load_encoder(weights: Weights, config: VisionConfig, out_size: int) -> Visio
     merged = hidden * config.merge_size**2
 
     def linear(name: str, rows: int, columns: int) -> Linear:
-        return Linear(weights.take(f"visual.{name}.weight", rows, columns), weights.take(f"visual.{name}.bias", rows))
+        weight, bias = weights.take(f"visual.{name}.weight", rows, columns), weights.take(f"visual.{name}.bias", rows)
+        return Linear(weight, bias, is_owned=True)
 
     def norm(name: str) -> Tensor:
         return weights.take(f"visual.{name}.weight", hidden)
@@ -139,7 +140,7 @@ def load_encoder(weights: Weights, config: VisionConfig, out_size: int) -> Visio
     merger = PatchMerger(
         norm("merger.ln_q"), linear("merger.mlp.0", merged, merged), linear("merger.mlp.2", out_size, merged), merged
     )
-    return VisionEncoder(config, Linear(embedding, None), layers, merger)
+    return VisionEncoder(config, Linear(embedding, is_owned=True), layers, merger)
 
 
 def _normed(x: Tensor, weight: Tensor) -> Tensor:

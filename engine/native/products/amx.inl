@@ -61,7 +61,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t kFewRows = 8;     // with so few, memory is the limit
+    static constexpr std::size_t kFewRows = 8;  // with so few, memory is the limit
     static constexpr long kStride = sizeof(Sums<Sum>);
 
     std::size_t configured_ = 0;  // rows

@@ -28,8 +28,10 @@ struct ProductFunctions {
 
 #include <cpuid.h>
 #include <immintrin.h>
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 #if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
 #define BATON_KNOWS_TILES  // and AVX-VNNI
@@ -147,17 +149,20 @@ inline bool has_avxvnni() {
 
 // AMX, if the kernel lets this process use it.
 inline bool has_tiles() {
+#if defined(__linux__)
     constexpr unsigned kTilesAndTheirProducts = 1u << 22 | 1u << 24 | 1u << 25;  // of bfloat16 and of bytes
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTilesAndTheirProducts) != kTilesAndTheirProducts) return false;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
 }
 
 #endif
 
-// Those of this processor, fastest first.
-inline std::vector<ProductFunctions> product_functions() {
+inline std::vector<ProductFunctions> find_product_functions() {
     std::vector<ProductFunctions> found;
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -176,6 +181,13 @@ inline std::vector<ProductFunctions> product_functions() {
 #endif
     if (has_avx2) found.push_back(BATON_PRODUCT_FUNCTIONS(avx2, false));
 #endif
+    return found;
+}
+
+// Those of this processor, fastest first. They stay the same: the kernel may refuse tiles once and later grant them, and
+// all slots' products must be of one set. Virtual machines take microseconds for each question to the processor.
+inline const std::vector<ProductFunctions>& product_functions() {
+    static const std::vector<ProductFunctions> found = find_product_functions();
     return found;
 }
 

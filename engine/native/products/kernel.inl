@@ -13,7 +13,8 @@ struct Sums {
 // rows are unrolled so that the sums stay in registers.
 template <typename Units, std::size_t kRows, std::size_t kPanels>
 static BATON_INLINE void multiply_panels(const Unit* rows, std::size_t row_units, std::size_t begin, std::size_t end,
-                                         const Unit* const* panels, Sums<typename Units::Sum>* sums, std::size_t first_panel) {
+                                         const Unit* const* panels, Sums<typename Units::Sum>* sums,
+                                         std::size_t first_panel) {
     typename Units::Sum added[kPanels][kRows];
 #pragma GCC unroll 8
     for (std::size_t row = 0; row < kRows; ++row) {
@@ -105,7 +106,8 @@ struct Plain {
     }
 
     template <typename Units>
-    static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count, const Sums<typename Units::Sum>* sums) {
+    static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count,
+                      const Sums<typename Units::Sum>* sums) {
         using Result = std::conditional_t<std::is_same<Units, FloatProducts>::value, float, Bfloat16>;
         const std::size_t width = task.weight.num_outputs, column = 2 * step * kColumns, left = width - column;
         const bool has_others = left > kColumns;
@@ -128,7 +130,8 @@ struct Gated {
     static std::size_t other_panel(const Weight& weight, std::size_t step) { return step + weight.num_panels() / 2; }
 
     template <typename Units>
-    static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count, const Sums<typename Units::Sum>* sums) {
+    static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count,
+                      const Sums<typename Units::Sum>* sums) {
         const std::size_t width = task.weight.num_outputs / 2, column = step * kColumns;
         auto* result = static_cast<Bfloat16*>(task.result) + row * width + column;
         for (std::size_t i = 0; i < count; ++i, result += width) {

@@ -53,7 +53,8 @@ inline std::vector<Share> shares_of(const std::vector<Task>& tasks, std::size_t 
         const std::size_t num_rows = tasks[task].num_rows, at_once = num_rows > kRowsAtOnce ? of_rows : of_panels;
         for (std::size_t row = 0; row < num_rows; row += kRowsAtOnce) {
             for (std::size_t step = 0; step < num_steps; step += at_once) {
-                shares.push_back({task, step, std::min(step + at_once, num_steps), row, std::min(row + kRowsAtOnce, num_rows)});
+                const std::size_t end_step = std::min(step + at_once, num_steps);
+                shares.push_back({task, step, end_step, row, std::min(row + kRowsAtOnce, num_rows)});
             }
         }
     }

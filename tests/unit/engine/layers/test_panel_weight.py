@@ -1,6 +1,8 @@
 """Products of bfloat16 pairs, compared with torch's over random shapes."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -250,3 +252,27 @@ def test_invalid_products_are_refused(instructions: str) -> None:
         GatedProducts([gate_up], [down]).run([1, 1], 0, 0, 1)
     with pytest.raises(ValueError, match="does not have that instruction set"):
         Product("avx1024", 0, 64, 10, 2)
+
+
+ASKED_TWICE = """
+import ctypes
+
+class Stack(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+def take_signals_on(stack):
+    assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+
+memory = ctypes.create_string_buffer(4096)
+take_signals_on(Stack(ctypes.addressof(memory), 0, 4096))  # too small for tiles
+from baton.engine.native.products import instruction_sets
+first = instruction_sets()
+take_signals_on(Stack(None, 2, 0))  # none
+assert instruction_sets() == first and "amx" not in first
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's permission for tiles is Linux's")
+def test_instruction_sets_stay_the_same() -> None:
+    """Weights that are loaded later must be of the same one; Linux refuses tiles while a signal stack is too small."""
+    subprocess.run([sys.executable, "-c", ASKED_TWICE], check=True)
