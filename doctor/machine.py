@@ -105,7 +105,7 @@ def check_processor(processor: Processor) -> Finding:
     """Check for the vector instructions that torch's fast paths need."""
     bfloat16 = [flag for flag in BFLOAT16 if flag in processor.flags]
     vectors = [flag for flag in VECTORS if flag in processor.flags]
-    bfloat16_support = ", ".join(bfloat16) or "no bfloat16 instructions, so --dtype float32 may be faster"
+    bfloat16_support = ", ".join(bfloat16) or "no bfloat16 instructions, so products widen it to float32"
     found = f"{processor.name}, {processor.num_cores} cores; {', '.join(vectors)}; {bfloat16_support}"
     if vectors or not processor.flags:
         return ok("processor", found)

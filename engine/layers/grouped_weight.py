@@ -4,7 +4,6 @@ On a CPU they are native; otherwise the weight is dequantised in tiles, which to
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -64,14 +63,18 @@ class GroupedWeight:
         return PairedWeight(tile, is_owned=True)(x) if self._has_panels else F.linear(x, tile)
 
 
-@dataclass(frozen=True, slots=True)
 class PlainWeight:
     """Weight in the activations' type, among the parts of a joined one."""
 
-    values: Tensor
+    def __init__(self, weight: Tensor) -> None:
+        """weight: [out_features, in_features], which is taken over."""
+        self._panels = PairedWeight(weight, is_owned=True) if can_have_panels(weight) else None
+        self.values = weight if self._panels is None else self._panels.panels
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features]."""
+        if self._panels is not None:
+            return self._panels(x, bias)
         padded = x if x.is_cuda else F.pad(x, (0, 0, 0, -len(x) % ROW_TILE))  # a row's bits do not depend on others
         return F.linear(padded, self.values, bias)[: len(x)]
 
