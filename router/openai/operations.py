@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from starlette.responses import Response
 
 from baton.router.errors import UnknownTimeline
+from baton.router.http.headers import read_headers
 from baton.router.http.paced_response import PacedResponse
 from baton.router.index.prefix_index import stores_of
 from baton.router.openai.errors import RETRY_AFTER_S, error_body
@@ -68,12 +69,13 @@ class OperationsApi:
         """Return the state of the router, of every worker and of supervised processes."""
         return self._page(await self._workers.get())
 
-    async def timeline(self, request_id: str) -> Response:
-        """Return the timeline of a recent request. Raises UnknownTimeline."""
+    async def timeline(self, request: Request, request_id: str) -> Response:
+        """Return the timeline of a recent request of the client's tenant. Raises UnknownTimeline."""
         recording = self._service.recording
         if recording is None or recording.timelines is None:
             raise UnknownTimeline("this router keeps no timelines; start it with --keep-timelines 1000")
-        content = await recording.find(request_id)
+        client = self._service.gate.client(read_headers(request.scope["headers"]))
+        content = await recording.find(client, request_id)
         if content is None:
             raise UnknownTimeline("the request is unknown, still running, or older than those that are kept")
         return self._page(content)
