@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
@@ -31,8 +32,8 @@ async def timeline(cluster: TracedCluster, request_id: str) -> dict[str, Any]:
 
 async def test_a_timeline_has_the_times_of_router_and_workers_without_a_collector() -> None:
     async with traced_cluster(None, "prefill", "decode", keep_timelines=2) as cluster:
-        usage = (await complete(cluster, {"x-request-id": "one"})).json()["usage"]
-        found = await timeline(cluster, "one")
+        usage = (await complete(cluster, {"x-request-id": "one/a"})).json()["usage"]
+        found = await timeline(cluster, quote("one/a", safe=""))
     spans = {(span["name"], span["where"]): span for span in found["spans"]}
     assert spans.keys() == {
         *((name, "router") for name in ("text_completion bundled_model", "admission", "tokenize", "plan", "attempt")),
@@ -40,7 +41,7 @@ async def test_a_timeline_has_the_times_of_router_and_workers_without_a_collecto
         *((name, "prefill-0") for name in ("prefill", "queue", "compute")),
     }
     assert [span["depth"] for span in found["spans"]] == [0, 1, 1, 1, 1, 2, 3, 3, 4, 5, 5]
-    assert (found["request_id"], found["model"], found["sampled"]) == ("one", "bundled_model", False)
+    assert (found["request_id"], found["model"], found["sampled"]) == ("one/a", "bundled_model", False)
     total_s = found["duration_s"]
     assert all(-0.01 <= span["start_s"] <= total_s for span in found["spans"])
     prefill, transfer = spans["prefill", "prefill-0"], spans["kv_transfer", "decode-1"]
