@@ -54,7 +54,7 @@ class RequestTable:
     def fail(self, entry: DecodeRequest, error: BaseException) -> None:
         """End a request with an error, unless it has already ended."""
         if entry.trace is not None:
-            entry.trace.root.fail(type(error).__name__)
+            entry.trace.failed(error)
         if self.end(entry):
             entry.say_error(code_number(error), str(error))
 

@@ -227,9 +227,10 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
                 async for event in job.events(announcements, host.kv_groups, self._is_stalled):
                     yield event
                 await job.wait_closed()  # the lease ends with the call, or with the service
-            except EngineError as error:
-                await context.abort(status_of(error).code, str(error))
-            except TransferError as error:  # a rank of this worker is lost, or its GPU cannot compute checksums
+            except (EngineError, TransferError) as error:
+                # TransferError: a rank of this worker is lost, or its GPU cannot compute checksums
+                if job.trace is not None:
+                    job.trace.failed(error)
                 await context.abort(status_of(error).code, str(error))
             finally:
                 self._end(request_id)

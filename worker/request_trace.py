@@ -36,7 +36,7 @@ class WorkerTrace:
     def note_step(self, step: StepOutput, output: RequestOutput) -> None:
         """Record a step with the request. Until the first token, its steps compute the prompt."""
         if output.error is not None:
-            self.root.fail(type(output.error).__name__)
+            self.failed(output.error)
             return
         if self._num_tokens:
             return
@@ -57,6 +57,11 @@ class WorkerTrace:
             if self._compute is not None:
                 self._compute.end()
         self._num_tokens += num_tokens
+
+    def failed(self, error: BaseException) -> None:
+        """Record the error that ends the request; its text may quote the request."""
+        self.root.fail(type(error).__name__)
+        self.root.attributes.setdefault("gen_ai.response.finish_reasons", ("error",))
 
     def begin_transfer(self, worker_id: str) -> Span:
         """Begin the span of a handover from a prefill worker."""

@@ -51,6 +51,11 @@ class Client:
             return ""
         return digest_of(self.key.tenant.encode()).hex() if self.tenant is None else self.tenant.salt("")
 
+    @property
+    def owner(self) -> str:
+        """Id of the tenant at routers, the same for any secret for cache salts; "" for anonymous clients."""
+        return "" if self.key is None else digest_of(self.key.tenant.encode()).hex()
+
     def check_admin(self) -> None:
         """Raise Forbidden if there are keys, and the client's is not an administrator's."""
         if self.key is not None and not self.key.is_admin:

@@ -96,9 +96,11 @@ class Dispatcher:
                         async for delta in deltas:
                             yield delta
                     return
-                except Draining:
-                    raise
-                except (QueueFull, Unavailable) as error:
+                except Exception as error:
+                    if progress.trace is not None:
+                        progress.trace.failed(error)
+                    if isinstance(error, Draining) or not isinstance(error, QueueFull | Unavailable):
+                        raise
                     await self._take_failure(progress, plan, error)
                     logger.warning("%s is retried: %s", generation.request.request_id, error)
         finally:
@@ -111,8 +113,6 @@ class Dispatcher:
         """Wait until the completion may be retried. Raises the error if it must not be."""
         progress.attempt += 1
         progress.failure = error
-        if progress.trace is not None:
-            progress.trace.failed(error)
         incarnation = plan.decode.incarnation
         if isinstance(error, HandedOff):
             self._pool.note_drain(incarnation)

@@ -14,7 +14,7 @@ from baton.router.grpc.auth_interceptor import text_metadata
 from baton.router.service import RouterService
 from baton.router.tracing.request_trace import RequestTrace
 from baton.rpc.status import message_of, status_of
-from baton.settings.names import peer_address
+from baton.settings.names import is_name, peer_address
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,14 @@ def counted(
 
 @contextmanager
 def traced(
-    service: RouterService, operation: str, request_id: str, context: ServicerContext[Any, Any]
+    service: RouterService, operation: str, request_id: str, context: ServicerContext[Any, Any], client: Client
 ) -> Iterator[RequestTrace | None]:
-    """Record a call during a `with` block, if it is to be recorded."""
+    """Record a call during a `with` block, if it is to be recorded. An invalid id is not."""
     recording = service.recording
     trace = None
     if recording is not None:
-        trace = recording.begin(operation, request_id, text_metadata(context.invocation_metadata()))
+        known_id = request_id if is_name(request_id) else ""  # the call ends with an error
+        trace = recording.begin(operation, known_id, text_metadata(context.invocation_metadata()), client)
     if recording is None or trace is None:
         yield None
         return

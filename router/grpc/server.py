@@ -59,7 +59,7 @@ class InferenceService(InferenceServicer):
         try:
             with REQUEST_PANICS:
                 client = client_of(self._service, context)
-                with traced(self._service, TEXT_COMPLETION, request_id, context) as trace:
+                with traced(self._service, TEXT_COMPLETION, request_id, context, client) as trace:
                     await self._serve(request, request_id, client, context, trace)
         except Exception as error:
             await abort(context, error, request_id)

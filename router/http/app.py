@@ -163,7 +163,7 @@ def _make_others(operations: OperationsApi, posts: Posts, gate: Gate, descriptio
         ("/metrics", operations.metrics),
         ("/workers", operations.workers),
         ("/pools", operations.pools),
-        ("/timelines/{request_id}", operations.timeline),
+        ("/timelines/{request_id:path}", operations.timeline),
     ):
         app.get(path, response_class=Response, response_model=None)(serve)
     app.post("/reset_prefix_cache", response_class=Response, response_model=None)(operations.reset_prefix_cache)

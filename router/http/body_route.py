@@ -114,7 +114,9 @@ class BodyRoute(Generic[Body]):
         if recording is None or self._operation is None or isinstance(exchange.refusal, Unauthenticated):
             await self._read_and_respond(exchange)
             return
-        trace = exchange.trace = recording.begin(self._operation, exchange.request_id, exchange.headers)
+        trace = exchange.trace = recording.begin(
+            self._operation, exchange.request_id, exchange.headers, exchange.client
+        )
         try:
             await self._read_and_respond(exchange)
         finally:
@@ -131,6 +133,8 @@ class BodyRoute(Generic[Body]):
                 exchange.trace.note_client_gone()
         except Exception as error:
             if exchange.started:
+                if exchange.trace is not None:
+                    exchange.trace.note_failure(error)
                 raise  # a part of the response has been sent: the server closes the connection
             response = self.error_response(error, exchange.request_id)
             if exchange.trace is not None:

@@ -111,6 +111,8 @@ async def kept_alive(
     except Exception as error:
         if not alive.started or alive.is_over:
             raise
+        if alive.trace is not None:
+            alive.trace.note_failure(error)
         await alive.send_events(error_event(error), last=True)
     finally:
         comments.cancel()

@@ -90,7 +90,7 @@ class Run:
         The client is charged for the prompt at once, and for the output at the end; if that comes early, also for
         output that it does not get.
         """
-        with traced(self._service, TEXT_COMPLETION, self.command_id, self._context) as trace:
+        with traced(self._service, TEXT_COMPLETION, self.command_id, self._context, client) as trace:
             if trace is not None:
                 trace.wait(self.model.name)
             return await self._generate(self._wanted(inference, client, trace), client, begin)

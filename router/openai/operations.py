@@ -89,12 +89,13 @@ class OperationsApi:
             {"object": "cache.clear", "blocks": {name: count for each in found for name, count in each.items()}}
         )
 
-    async def timeline(self, request_id: str) -> Response:
-        """Return the timeline of a recent request. Raises UnknownTimeline."""
+    async def timeline(self, request: Request, request_id: str) -> Response:
+        """Return the timeline of a recent request of the client's tenant. Raises UnknownTimeline."""
         recording = self._service.recording
         if recording is None or recording.timelines is None:
             raise UnknownTimeline("this router keeps no timelines; start it with --keep-timelines 1000")
-        content = await recording.find(request_id)
+        client = self._service.gate.client(read_headers(request.scope["headers"]))
+        content = await recording.find(client, request_id)
         if content is None:
             raise UnknownTimeline("the request is unknown, still running, or older than those that are kept")
         return self._page(content)

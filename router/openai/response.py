@@ -237,6 +237,8 @@ async def _send_stream(
     except ClientGone:
         raise
     except Exception as error:  # the headers have been sent, so the error goes into the stream
+        if exchange.trace is not None:
+            exchange.trace.note_failure(error)
         await exchange.send_events(stream.take() + shape.failure(error), last=True)
         return
     end = stream.take() + shape.end(usage.body() if options.include_usage else None)  # waiting deltas are encoded first

@@ -19,10 +19,16 @@ class CompletionTrace:
         self._planning_since_s = time.monotonic()
         self._attempt: Span | None = None  # the last one
         self._num_attempts = 0
+        self._is_kept = True  # the last attempt is among the trace's spans
         self._has_token = False
+        self._failure: tuple[str, str] | None = None  # class and text of the error of the last attempt
 
     def planned(self, plan: Plan, routed: RoutedRequest) -> None:
         """Record a plan, which took from the begin or the last failure until now, waits for a worker included."""
+        if self._failure is not None:
+            name, reason = self._failure
+            said: dict[str, Attribute] = {"baton.completion": self._index, "error.type": name, "baton.reason": reason}
+            self._trace.root.event("retry", said)
         span = self._trace.recorder.begin("plan", at_s=self._planning_since_s)
         computing = plan.prefill or plan.decode
         span.attributes |= {
@@ -39,13 +45,15 @@ class CompletionTrace:
 
     def sent(self, command: GenerateCommand, plan: Plan) -> None:
         """Begin an attempt, and put its context into its command. A repeated attempt links to the failed one."""
-        failed = self._attempt
-        span = self._attempt = self._trace.recorder.begin("attempt", kind=SpanKind.CLIENT)
+        failed, recorder = self._attempt, self._trace.recorder
+        span = self._attempt = recorder.begin("attempt", kind=SpanKind.CLIENT)
         span.attributes |= {**_workers(plan), "baton.completion": self._index, "baton.attempt": self._num_attempts}
         if failed is not None:
             span.links.append(failed.context)
         self._num_attempts += 1
-        command.traceparent, command.tracestate = span.context.traceparent, span.context.state
+        self._is_kept = recorder.keeps(span)
+        if self._is_kept:  # otherwise its worker's spans would have no parent
+            command.traceparent, command.tracestate = span.context.traceparent, span.context.state
 
     def note(self, delta: RequestDelta) -> None:
         """Record a delta of the attempt."""
@@ -56,7 +64,8 @@ class CompletionTrace:
             span.event("first_token")
         if delta.HasField("served_by"):
             span.attributes |= _served(delta.served_by)
-        self._trace.worker_timings += [WorkerTiming(span, timing) for timing in delta.timings]
+        if self._is_kept:
+            self._trace.worker_timings += [WorkerTiming(span, timing) for timing in delta.timings]
 
     def closed(self) -> None:
         """End the attempt."""
@@ -64,12 +73,11 @@ class CompletionTrace:
             self._attempt.end()
 
     def failed(self, error: Exception) -> None:
-        """Record why the attempt failed, or was not possible. The completion may be sent again."""
+        """Record why the attempt failed, or was not possible. The completion is sent again if a plan follows."""
         self._planning_since_s = time.monotonic()
-        name, reason = type(error).__name__, reason_of(error)
+        self._failure = type(error).__name__, reason_of(error)
         if self._attempt is not None:
-            self._attempt.fail(name, reason)
-        self._trace.root.event("retry", {"baton.completion": self._index, "error.type": name, "baton.reason": reason})
+            self._attempt.fail(*self._failure)
 
 
 def _workers(plan: Plan) -> dict[str, Attribute]:

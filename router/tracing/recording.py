@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.config import RouterConfig
 from baton.router.tracing.request_trace import RequestTrace
 from baton.router.tracing.timeline_group import TimelineGroup
-from baton.router.tracing.timelines import Timelines
+from baton.router.tracing.timelines import TimelineKey, Timelines
 from baton.rpc.tracing.base import Tracer
 from baton.rpc.tracing.context import TraceContext, new_span_id, new_trace_id, read_context
 from baton.rpc.tracing.factory import open_tracer
@@ -29,10 +30,12 @@ class Recording:
     timelines: Timelines | None  # None: none are kept
     group: TimelineGroup | None = None  # of the processes that share the ports; None: a single process
 
-    def begin(self, operation: str, request_id: str, headers: Mapping[str, str]) -> RequestTrace | None:
-        """Return the trace of a request with these headers or metadata; None if nothing of it is needed.
+    def begin(
+        self, operation: str, request_id: str, headers: Mapping[str, str], client: Client = ANONYMOUS
+    ) -> RequestTrace | None:
+        """Return the trace of a client's request with these headers or metadata; None if nothing of it is needed.
 
-        The trace continues the client's, if there is one and the router exports traces.
+        The trace continues that in the headers, if there is one and the router exports traces.
         """
         parent = None if self.tracer is None else read_context(headers)
         trace_id = new_trace_id() if parent is None else parent.trace_id
@@ -40,7 +43,7 @@ class Recording:
         if not is_sampled and self.timelines is None:
             return None
         context = TraceContext(trace_id, new_span_id(), is_sampled, "" if parent is None else parent.state)
-        return RequestTrace(operation, request_id, context, parent)
+        return RequestTrace(operation, request_id, context, parent, client.owner)
 
     def end(self, trace: RequestTrace) -> None:
         """Export the trace of a request that has ended, and keep its timeline. Logs its own errors."""
@@ -53,15 +56,16 @@ class Recording:
         trace.close()
         if self.tracer is not None and trace.root.context.is_sampled:
             self.tracer.export(trace.recorder)
-        if self.timelines is not None:
+        if self.timelines is not None and trace.request_id:
             self.timelines.keep(trace)
 
-    async def find(self, request_id: str) -> bytes | None:
-        """Return the timeline of a recent request, whichever process has served it; None if there is none."""
+    async def find(self, client: Client, request_id: str) -> bytes | None:
+        """Return the timeline of a recent request, whichever process has served it; None if its tenant has none."""
         if self.timelines is None or not is_name(request_id):
             return None
-        timeline = self.timelines.find(request_id)
-        return await self.group.find(request_id) if timeline is None and self.group is not None else timeline
+        key = TimelineKey(client.owner, request_id)
+        timeline = self.timelines.find(key)
+        return await self.group.find(key) if timeline is None and self.group is not None else timeline
 
     async def __aenter__(self) -> "Recording":
         if self.group is not None:

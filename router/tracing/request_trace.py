@@ -36,9 +36,12 @@ class WorkerTiming:
 class RequestTrace:
     """The spans of one request, and the timings that its workers returned."""
 
-    def __init__(self, operation: str, request_id: str, context: TraceContext, parent: TraceContext | None) -> None:
-        """`operation`: by the semantic conventions for generative AI, such as chat."""
+    def __init__(
+        self, operation: str, request_id: str, context: TraceContext, parent: TraceContext | None, owner: str = ""
+    ) -> None:
+        """`operation`: by the semantic conventions for generative AI, such as chat. `owner`: may see the timeline."""
         self.request_id = request_id
+        self.owner = owner
         self.recorder = SpanRecorder(operation, context, parent)
         self.root = self.recorder.root
         self.model = ""  # empty: the request named none that is served
@@ -50,6 +53,7 @@ class RequestTrace:
         }
         self._admission: Span | None = None
         self._finish_reasons: list[str] = []
+        self._first_s: float | None = None  # until the first token of any completion
 
     @property
     def exemplar(self) -> str | None:
@@ -89,8 +93,9 @@ class RequestTrace:
         self._add("gen_ai.usage.output_tokens", num_tokens)
         if num_tokens:
             waited_s = first_s - self.root.begun_s
+            self._first_s = waited_s if self._first_s is None else min(self._first_s, waited_s)
             for name in ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token"):
-                self.root.attributes.setdefault(name, waited_s)
+                self.root.attributes[name] = self._first_s
 
     def note_failure(self, error: Exception, status: int | str | None = None) -> None:
         """Record the error that ends the request. `status`: of the HTTP response, or the name of a gRPC code."""

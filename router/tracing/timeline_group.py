@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from baton.router.tracing.timelines import Timelines
+from baton.router.tracing.timelines import TimelineKey, Timelines
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,9 @@ class TimelineGroup:
         self._server.close()
         self._path(self._number).unlink(missing_ok=True)
 
-    async def find(self, request_id: str) -> bytes | None:
+    async def find(self, key: TimelineKey) -> bytes | None:
         """Return a timeline of another process; None if none has it."""
-        found = await asyncio.gather(*(self._ask(number, request_id) for number in self._others))
+        found = await asyncio.gather(*(self._ask(number, key) for number in self._others))
         return next(filter(None, found), None)
 
     def _path(self, number: int) -> Path:
@@ -47,18 +47,18 @@ class TimelineGroup:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, ValueError):  # it has gone, or its line is too long
-            request_id = (await reader.readline()).decode().rstrip("\n")
-            writer.write(self._timelines.find(request_id) or b"")
+            owner, request_id = (await reader.readline()).decode().rstrip("\n").split(" ")
+            writer.write(self._timelines.find(TimelineKey(owner, request_id)) or b"")
             await writer.drain()
         await _close(writer)
 
-    async def _ask(self, number: int, request_id: str) -> bytes | None:
+    async def _ask(self, number: int, key: TimelineKey) -> bytes | None:
         """Return another process's timeline; None if it has none or does not respond."""
         try:
             async with asyncio.timeout(PEER_TIMEOUT_S):
                 reader, writer = await asyncio.open_unix_connection(self._path(number))
                 try:
-                    writer.write(f"{request_id}\n".encode())
+                    writer.write(f"{key.owner} {key.request_id}\n".encode())
                     return await reader.read()
                 finally:
                     await _close(writer)

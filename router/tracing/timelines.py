@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import orjson
 from typing_extensions import TypedDict
@@ -48,28 +49,34 @@ class Timeline(TypedDict):
     dropped_spans: int
 
 
+class TimelineKey(NamedTuple):
+    """Name of a timeline: clients of different tenants may choose the same id."""
+
+    owner: str  # of the request; empty: anonymous
+    request_id: str
+
+
 class Timelines:
-    """The timelines of the last requests that ended, by id, as JSON: objects would burden the garbage collector."""
+    """The timelines of the last requests that ended, by key, as JSON: objects would burden the garbage collector."""
 
     def __init__(self, max_requests: int, max_bytes: int = MAX_BYTES) -> None:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._by_id: OrderedDict[str, bytes] = OrderedDict()
+        self._by_key: OrderedDict[TimelineKey, bytes] = OrderedDict()
 
     def keep(self, trace: RequestTrace) -> None:
         """Keep the timeline of a request that ended, and drop the oldest ones if there are too many."""
-        self._num_bytes -= len(
-            self._by_id.pop(trace.request_id, b"")
-        )  # clients may repeat ids; the last request counts
-        timeline = self._by_id[trace.request_id] = orjson.dumps(_timeline(trace))
+        key = TimelineKey(trace.owner, trace.request_id)
+        self._num_bytes -= len(self._by_key.pop(key, b""))  # clients may repeat ids; the last request counts
+        timeline = self._by_key[key] = orjson.dumps(_timeline(trace))
         self._num_bytes += len(timeline)
-        while len(self._by_id) > self._max_requests or self._num_bytes > self._max_bytes:
-            self._num_bytes -= len(self._by_id.popitem(last=False)[1])
+        while len(self._by_key) > self._max_requests or self._num_bytes > self._max_bytes:
+            self._num_bytes -= len(self._by_key.popitem(last=False)[1])
 
-    def find(self, request_id: str) -> bytes | None:
+    def find(self, key: TimelineKey) -> bytes | None:
         """Return a timeline; None if the request is unknown, has not ended or was dropped."""
-        return self._by_id.get(request_id)
+        return self._by_key.get(key)
 
 
 def _timeline(trace: RequestTrace) -> Timeline:

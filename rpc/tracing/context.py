@@ -12,6 +12,7 @@ MAX_STATE_CHARS = 512  # that a tracing system must propagate
 KEY = r"(?:[a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13})"
 VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 STATE = re.compile(rf"{KEY}={VALUE}(?:[ \t]*,[ \t]*{KEY}={VALUE}){{0,31}}")
+COMMA = re.compile(r"[ \t]*,[ \t]*")  # gRPC fails calls whose metadata have tabs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class TraceContext:
     trace_id: int
     span_id: int
     is_sampled: bool
-    state: str = ""  # the tracestate, passed on unchanged
+    state: str = ""  # the tracestate, passed on without spaces around its commas
 
     @property
     def traceparent(self) -> str:
@@ -57,7 +58,8 @@ def parse_context(traceparent: str, tracestate: str = "") -> TraceContext | None
     if not trace_id or not span_id:
         return None
     is_valid = len(tracestate) <= MAX_STATE_CHARS and STATE.fullmatch(tracestate)
-    return TraceContext(trace_id, span_id, bool(int(match[4], 16) & SAMPLED), tracestate if is_valid else "")
+    state = COMMA.sub(",", tracestate) if is_valid else ""
+    return TraceContext(trace_id, span_id, bool(int(match[4], 16) & SAMPLED), state)
 
 
 def read_context(headers: Mapping[str, str]) -> TraceContext | None:

@@ -3,12 +3,14 @@
 from baton.extras import OPENTELEMETRY
 from baton.rpc.tracing.base import Tracer
 from baton.settings.otlp_endpoint import parse_otlp_endpoint
+from baton.settings.values import OptionError
 
 
 def open_tracer(endpoint: str | None, service: str, instance: str, sample_ratio: float = 1.0) -> Tracer | None:
     """Return the tracer that exports to an endpoint; None without one. Starts a thread.
 
-    `service` and `instance`: names of the program and of this process. Raises MissingExtra.
+    `service` and `instance`: names of the program and of this process. Raises MissingExtra, or OptionError if
+    OpenTelemetry's SDK refuses its environment variables.
     """
     if endpoint is None:
         return None
@@ -16,4 +18,8 @@ def open_tracer(endpoint: str | None, service: str, instance: str, sample_ratio:
     from baton.rpc.tracing.otel import OtelTracer, make_exporter
 
     resource = {"service.name": service, "service.namespace": "baton", "service.instance.id": instance}
-    return OtelTracer(make_exporter(parse_otlp_endpoint(endpoint)), resource, sample_ratio)
+    parsed = parse_otlp_endpoint(endpoint)
+    try:
+        return OtelTracer(make_exporter(parsed), resource, sample_ratio)
+    except Exception as error:  # classes of its own, such as for a compression that it does not know
+        raise OptionError(f"otlp_traces_endpoint: a variable OTEL_... is wrong: {error}") from error

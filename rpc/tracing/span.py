@@ -59,9 +59,9 @@ class Span:
             self.error, self.reason = error, reason
 
     def end(self, at_s: float | None = None) -> None:
-        """Set the end, unless it is set."""
+        """Set the end, unless it is set; never before the begin."""
         if self.ended_s is None:
-            self.ended_s = time.monotonic() if at_s is None else at_s
+            self.ended_s = max(self.begun_s, time.monotonic() if at_s is None else at_s)
 
     @property
     def duration_s(self) -> float:
@@ -93,6 +93,10 @@ class SpanRecorder:
         else:
             self.num_dropped += 1
         return span
+
+    def keeps(self, span: Span) -> bool:
+        """Return whether the span that began last is among the spans, and was not dropped."""
+        return self.spans[-1] is span
 
     @contextmanager
     def span(self, name: str) -> Iterator[Span]:

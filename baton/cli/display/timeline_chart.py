@@ -74,7 +74,7 @@ def timeline_chart(content: object, width: int) -> RenderableType:
         style = "red" if span.fields.get("error") else ""
         name = "  " * int(span.number("depth")) + span.text("name")
         times = seconds(span.number("start_s")), seconds(span.number("duration_s"))
-        table.add_row(Text(name, style), span.text("where"), *times, _bar(span, total_s, bar_chars))
+        table.add_row(Text(name, style), Text(span.text("where")), *times, _bar(span, total_s, bar_chars))
     notes = [Text(line, style="dim") for span in spans for line in _notes(span)]
     return Group(_title(request, total_s), Text(), table, Text(), *notes)
 

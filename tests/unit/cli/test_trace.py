@@ -28,7 +28,7 @@ TIMELINE: dict[str, Any] = {
         {**SPAN, "name": "attempt", "depth": 1, "start_s": 0.001, "duration_s": 1.0, "error": "Lost", "reason": "x"},
         {
             **SPAN,
-            "name": "prefill", "where": "prefill-0", "depth": 4, "start_s": 1.0, "duration_s": 0.5,
+            "name": "prefill", "where": "prefill-0[/b]", "depth": 4, "start_s": 1.0, "duration_s": 0.5,
             "attributes": {"baton.computed_tokens": "128"},
         },
     ],
@@ -49,7 +49,7 @@ def test_the_chart_shows_each_span_where_it_was() -> None:
     ]
     row = next(line for line in lines if "prefill" in line)
     assert row.startswith("        prefill")
-    assert row.split()[1:] == ["prefill-0", "1.000", "s", "500.0", "ms", "━" * row.count("━")]
+    assert row.split()[1:] == ["prefill-0[/b]", "1.000", "s", "500.0", "ms", "━" * row.count("━")]
     root = next(line for line in lines if line.startswith("chat tiny"))
     assert abs(root.count("━") - 4 * row.count("━")) <= 2  # it is rounded
     assert row.index("━") - root.index("━") == root.count("━") // 2
@@ -59,7 +59,7 @@ def test_retries_failures_and_figures_are_listed() -> None:
     output = trace(TIMELINE).output
     assert "router chat tiny: retry: Lost: gone at 1.000 s" in output
     assert "router attempt failed: Lost: x" in output
-    assert "prefill-0 prefill: computed 128" in output
+    assert "prefill-0[/b] prefill: computed 128" in output
 
 
 def test_the_json_response_is_printed_as_it_is() -> None:

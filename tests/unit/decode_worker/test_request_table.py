@@ -14,8 +14,10 @@ from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
 from baton.engine.request import FinishReason, RequestId
 from baton.protos import common_pb2, worker_pb2
 from baton.rpc.status import Conflict, error_from_code
+from baton.rpc.tracing.context import TraceContext
 from baton.worker.drain import Drain
 from baton.worker.reporting import WorkerCounters
+from baton.worker.request_trace import NO_TRACING
 
 ROUTER = "router-1"
 
@@ -194,3 +196,20 @@ async def test_the_latest_of_two_requests_with_one_key_is_taken_over() -> None:
     assert list(output.token_ids) == [5, 7]
     assert made.aborted == [first.request.request_id, second.request.request_id]
     made.remembered.close()
+
+
+async def test_the_trace_of_a_request_has_the_reason_of_its_end() -> None:
+    made = Table()
+    entries = [made.entry(name, number) for number, name in enumerate(("failed", "aborted", "finished", "lost"), 1)]
+    for entry in entries:
+        assert made.table.enter(entry)
+        entry.trace = NO_TRACING.begin("decode", TraceContext(1, 2, is_sampled=False).traceparent, "")
+    made.table.fail(entries[0], QueueFull("the queue is full"))
+    made.table.abort(entries[1])
+    made.table.tell(finished(entries[2]))
+    error = RequestOutput(entries[3].request.request_id, 0, error=QueueFull("the queue is full"))
+    made.table.tell(StepOutput([error]))
+    roots = [entry.trace.root for entry in entries if entry.trace is not None]
+    reasons = [root.attributes["gen_ai.response.finish_reasons"] for root in roots]
+    assert reasons == [("error",), ("abort",), ("length",), ("error",)]
+    assert [root.error for root in roots] == ["QueueFull", None, None, "QueueFull"]

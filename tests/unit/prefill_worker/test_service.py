@@ -20,9 +20,11 @@ from baton.worker.base import NO_STORES, NoStores, Stores
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
 from baton.worker.reporting import WorkerCounters
+from baton.worker.request_trace import NO_TRACING, WorkerTracing
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.group_rig import Group
 from tests.unit.worker.test_expert_metrics import hosts
+from tests.unit.worker.test_request_trace import PARENT, KeptSpans
 
 TIMEOUT_S = 60.0
 
@@ -40,10 +42,10 @@ async def serving(host: EngineHost) -> AsyncIterator[worker_pb2_grpc.PrefillStub
 
 @asynccontextmanager
 async def serving_and_service(
-    host: EngineHost, stores: Stores = NO_STORES
+    host: EngineHost, stores: Stores = NO_STORES, tracing: WorkerTracing = NO_TRACING
 ) -> AsyncIterator[tuple[worker_pb2_grpc.PrefillStub, PrefillService]]:
     channels = Channels()
-    service = PrefillService(host, channels, WorkerCounters(), Drain(), TIMEOUT_S, stores)
+    service = PrefillService(host, channels, WorkerCounters(), Drain(), TIMEOUT_S, stores, tracing)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     worker_pb2_grpc.add_PrefillServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -178,3 +180,20 @@ async def test_a_group_that_is_short_of_ranks_sends_no_keep_alives(mixtral: Path
         with pytest.raises(TimeoutError):
             await read_to_silence(call)
         call.cancel()
+
+
+async def test_the_trace_of_a_refused_prompt_has_its_error(tmp_path: Path) -> None:
+    tracer = KeptSpans()
+    tracing = WorkerTracing("prefill-0", tracer)
+    async with (
+        asyncio.timeout(TIMEOUT_S),
+        hosts(make_checkpoint("qwen3", tmp_path / "model"), None, ["alone"]) as (host,),
+        serving_and_service(host, tracing=tracing) as (stub, _),
+    ):
+        prompt = prompt_for(host)
+        prompt.num_prompt_tokens = 1 << 20
+        prompt.token_ids.extend([5] * ((1 << 20) - len(prompt.token_ids)))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await read_to_end(stub.Prefill(prompt, metadata=PARENT.metadata()))
+    [recorded] = tracer.exported
+    assert recorded.root.error == "InvalidRequest"

@@ -2,13 +2,17 @@
 
 import pytest
 
+from baton.engine.config import EngineConfig
 from baton.engine.errors import QueueFull
 from baton.engine.outputs import RequestOutput, SampledToken, StepOutput
 from baton.engine.request import RequestId
 from baton.protos.worker_pb2 import TimedSpan
 from baton.rpc.tracing.context import TraceContext
 from baton.rpc.tracing.span import Span, SpanRecorder
+from baton.settings.values import OptionError
+from baton.worker.config import WorkerConfig
 from baton.worker.request_trace import NO_TRACING, WorkerTrace, WorkerTracing
+from baton.worker.server import serve_worker
 
 PARENT = TraceContext(1, 2, is_sampled=True, state="a=1")
 
@@ -112,3 +116,11 @@ def test_a_failed_step_fails_the_request() -> None:
     trace.end()
     assert (trace.root.error, trace.root.reason) == ("QueueFull", "")
     assert named(trace, "queue").error == "QueueFull"
+
+
+async def test_a_worker_that_cannot_export_ends_before_it_loads_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")  # less than a batch
+    endpoint = "http://127.0.0.1:9"
+    config = WorkerConfig(role="both", worker_id="a", engine=EngineConfig(model="/none"), otlp_traces_endpoint=endpoint)
+    with pytest.raises(OptionError, match="a variable OTEL_"):
+        await serve_worker(config, {})

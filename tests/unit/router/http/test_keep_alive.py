@@ -12,6 +12,8 @@ from baton.router.http.event_stream import COMMENT, EventStream, kept_alive
 from baton.router.http.exchange import ClientGone
 from baton.router.http.headers import RESPONSE_HEADERS
 from baton.router.resumption.resumption import Resumption
+from baton.router.tracing.request_trace import RequestTrace
+from baton.rpc.tracing.context import TraceContext
 from tests.unit.router.rigs.running_router import until
 
 SOON_S, NEVER_S = 0.005, 1000.0
@@ -24,7 +26,8 @@ class RecordingExchange:
 
     def __init__(self, resumption: Resumption | None = None) -> None:
         self.resumption = resumption
-        self.request_id, self.client, self.trace = "request", ANONYMOUS, None
+        self.request_id, self.client = "request", ANONYMOUS
+        self.trace = RequestTrace("chat", "request", TraceContext(1, 2, is_sampled=False), None)
         self.address, self.upload, self.refusal, self.disconnected = "", None, None, False
         self.heads: list[Mapping[str, str]] = []
         self.sent: list[bytes] = []
@@ -68,6 +71,7 @@ async def test_an_error_is_an_event_only_after_the_headers() -> None:
         raise Draining("the router is shutting down")
     assert exchange.is_over
     assert orjson.loads(exchange.sent[-1].removeprefix(b"data: "))["error"]["code"] == "router_draining"
+    assert exchange.trace.root.error == "Draining"
 
 
 async def test_a_disconnect_is_not_reported_as_an_error_of_the_stream() -> None:

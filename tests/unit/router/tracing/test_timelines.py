@@ -1,21 +1,24 @@
 """Timelines of recent requests: what a router keeps, and where it finds them."""
 
+import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
+from baton.router.auth.api_key import digest_of, new_key
 from baton.router.tracing.request_trace import RequestTrace
 from baton.router.tracing.timeline_group import TimelineGroup
-from baton.router.tracing.timelines import Timelines
+from baton.router.tracing.timelines import TimelineKey, Timelines
 from baton.rpc.tracing.context import TraceContext
 from tests.unit.router.tracing.test_traces import complete
 from tests.unit.router.tracing.traced_cluster import TracedCluster, traced_cluster
 
 
-def ended(request_id: str) -> RequestTrace:
+def ended(request_id: str, owner: str = "") -> RequestTrace:
     """Return the trace of a request that has ended."""
-    trace = RequestTrace("chat", request_id, TraceContext(1, 2, is_sampled=False), None)
+    trace = RequestTrace("chat", request_id, TraceContext(1, 2, is_sampled=False), None, owner)
     trace.close()
     return trace
 
@@ -29,8 +32,8 @@ async def timeline(cluster: TracedCluster, request_id: str) -> dict[str, Any]:
 
 async def test_a_timeline_has_the_times_of_router_and_workers_without_a_collector() -> None:
     async with traced_cluster(None, "prefill", "decode", keep_timelines=2) as cluster:
-        usage = (await complete(cluster, {"x-request-id": "one"})).json()["usage"]
-        found = await timeline(cluster, "one")
+        usage = (await complete(cluster, {"x-request-id": "one/a"})).json()["usage"]
+        found = await timeline(cluster, quote("one/a", safe=""))
     spans = {(span["name"], span["where"]): span for span in found["spans"]}
     assert spans.keys() == {
         *((name, "router") for name in ("text_completion bundled_model", "admission", "tokenize", "plan", "attempt")),
@@ -38,7 +41,7 @@ async def test_a_timeline_has_the_times_of_router_and_workers_without_a_collecto
         *((name, "prefill-0") for name in ("prefill", "queue", "compute")),
     }
     assert [span["depth"] for span in found["spans"]] == [0, 1, 1, 1, 1, 2, 3, 3, 4, 5, 5]
-    assert (found["request_id"], found["model"], found["sampled"]) == ("one", "bundled_model", False)
+    assert (found["request_id"], found["model"], found["sampled"]) == ("one/a", "bundled_model", False)
     total_s = found["duration_s"]
     assert all(-0.01 <= span["start_s"] <= total_s for span in found["spans"])
     prefill, transfer = spans["prefill", "prefill-0"], spans["kv_transfer", "decode-1"]
@@ -58,11 +61,11 @@ async def test_a_router_keeps_the_last_timelines() -> None:
 
 
 def test_timelines_are_bounded_in_bytes() -> None:
-    names = [f"request-{number}" for number in range(10)]
+    names = [TimelineKey("", f"request-{number}") for number in range(10)]
     roomy, tight = Timelines(10), Timelines(10, max_bytes=1200)
     for name in names:
-        roomy.keep(ended(name))
-        tight.keep(ended(name))
+        roomy.keep(ended(name.request_id))
+        tight.keep(ended(name.request_id))
     assert all(map(roomy.find, names))
     kept = [timeline for timeline in map(tight.find, names) if timeline is not None]
     assert kept
@@ -88,13 +91,32 @@ async def test_timelines_need_a_key_if_the_router_has_keys() -> None:
     assert (without.status_code, with_key.status_code) == (401, 200)
 
 
+async def test_a_tenant_sees_the_timelines_of_its_own_requests(tmp_path: Path) -> None:
+    names, keys = ("one", "another"), [new_key() for _ in range(2)]
+    entries = [{"name": name, "sha256": digest_of(key.encode()).hex()} for name, key in zip(names, keys, strict=True)]
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": entries}))
+    own, others = ({"authorization": f"Bearer {key}"} for key in keys)
+    async with traced_cluster(None, "both", keep_timelines=9, api_keys_file=str(file)) as cluster:
+        await complete(cluster, {"x-request-id": "request", **own})
+        refused = await cluster.router.http.get("/timelines/request", headers=others)
+        await complete(
+            cluster, {"x-request-id": "request", **others}, max_tokens=2
+        )  # replaces nothing of another tenant
+        found = [await cluster.router.http.get("/timelines/request", headers=each) for each in (own, others)]
+    assert refused.status_code == 404
+    assert [each.json()["attributes"]["gen_ai.usage.output_tokens"] for each in found] == [6, 2]
+
+
 async def test_processes_that_share_a_port_find_each_others_timelines(tmp_path: Path) -> None:
     kept = [Timelines(2) for _ in range(3)]
-    kept[1].keep(ended("one"))
+    one = TimelineKey("an-owner", "one")
+    kept[1].keep(ended("one", "an-owner"))
     groups = [TimelineGroup(tmp_path, number, 3, timelines) for number, timelines in enumerate(kept)]
     async with groups[0], groups[1]:  # the third process has not started
-        found = await groups[0].find("one")
+        found = await groups[0].find(one)
         assert found is not None
         assert orjson.loads(found)["request_id"] == "one"
-        assert await groups[0].find("two") is None
-    assert await groups[0].find("one") is None
+        assert await groups[0].find(TimelineKey("an-owner", "two")) is None
+        assert await groups[0].find(TimelineKey("", "one")) is None
+    assert await groups[0].find(one) is None

@@ -65,6 +65,6 @@ def test_a_state_that_is_malformed_is_left_out(state: str) -> None:
 def test_a_valid_state_is_what_the_sdk_reads_too(state: str, caplog: pytest.LogCaptureFixture) -> None:
     context = parse_context(HEADER, state)
     assert context is not None
-    assert context.state == state
+    assert context.state == state.replace(" ,\t", ",")  # gRPC fails calls whose metadata have tabs
     assert len(TraceState.from_header([state])) == state.count(",") + 1
     assert not caplog.records

@@ -11,6 +11,7 @@ from baton.extras import OPENTELEMETRY
 from baton.rpc.tracing.context import TraceContext, new_span_id, new_trace_id
 from baton.rpc.tracing.factory import open_tracer
 from baton.rpc.tracing.span import MAX_EVENTS, MAX_SPANS, SpanKind, SpanRecorder
+from baton.settings.values import OptionError
 from tests.otlp_collector import grpc_collector, http_collector, silent_collector
 
 EXPORT_S = 9.0  # less than the time after which an exporter gives up; nothing may wait for it
@@ -111,3 +112,29 @@ def test_a_router_that_exports_nothing_does_not_import_the_sdk() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "100"),  # less than a batch
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "brotli"),
+    ],
+)
+def test_a_wrong_variable_of_the_environment_is_one_line(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match="a variable OTEL_"):
+        open_tracer("grpc://127.0.0.1:9", "baton-test", "one")
+
+
+def test_no_span_ends_before_it_begins() -> None:
+    recorded = SpanRecorder("root", TraceContext(1, 2, is_sampled=True), None)
+    recorded.root.end()
+    late = recorded.begin("late")
+    early = recorded.begin("early")
+    early.end(early.begun_s - 1.0)
+    recorded.end()
+    assert late.duration_s == early.duration_s == 0.0
