@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -153,9 +153,9 @@ class PrefixPins:
             return False
         if num_new + num_pinned + sum(block not in self._holds for block in set(own)) <= self._num_usable:
             return False
-        return self.drop_oldest(set(own))
+        return self.drop_oldest(frozenset(own))
 
-    def drop_oldest(self, own: Set[BlockId] = frozenset()) -> bool:
+    def drop_oldest(self, own: frozenset[BlockId] = frozenset()) -> bool:
         """Release the oldest pin with a block that no other one has, and that the request lacks; False: there is none.
 
         If pins have all these in common, it is the oldest with such a block.
