@@ -27,6 +27,7 @@ from baton.rpc.router_client import ServerError, check, connect, json_body, unre
 from baton.settings.values import parse_size
 
 TIMEOUT_S = 30.0
+CLEAR_S = 150.0  # a router waits 120 s for a store that a worker clears
 CAPACITY = "32GiB"  # default of --kv-disk-bytes
 T = TypeVar("T")
 
@@ -67,7 +68,8 @@ def clear(url: str, api_key: str | None, https: ssl.SSLContext | None, model: st
     server requires API keys, the key needs `admin: true`.
     """
     params = {name: value for name, value in (("model", model), ("tier", tier)) if value is not None}
-    match _called(url, api_key, https, lambda client: client.post("/reset_prefix_cache", params=params, json={})):
+    path = "/reset_prefix_cache"
+    match _called(url, api_key, https, lambda client: client.post(path, params=params, json={}, timeout=CLEAR_S)):
         case {"blocks": dict() as blocks}:
             for worker, num_blocks in blocks.items():
                 click.echo(f"{worker}: {num_blocks} blocks forgotten")

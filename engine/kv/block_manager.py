@@ -120,6 +120,14 @@ class BlockManager:
         soon = self.num_blocks_for(min(num_tokens, request.num_computed_tokens + self._step_tokens + 1))
         return self._extend(request, whole, soon)
 
+    def drop_pin_for(self, request: Request) -> bool:
+        """Drop a prefix pin if a running request could not go on beside the pins even without other requests."""
+        whole = self.num_blocks_for(request.num_tokens)
+        soon = self.num_blocks_for(min(request.num_tokens, request.num_computed_tokens + self._step_tokens + 1))
+        num_new = sum(self._num_missing(request, whole, soon))
+        own = [block for table in request.block_tables for block in held(table)]
+        return self.prefix_pins.make_way(num_new, [*own, *request.state_blocks, *request.checkpoint_blocks])
+
     def cover(self, request: Request, num_tokens: int) -> int:
         """Return how many of the next `num_tokens` tokens of a request have blocks.
 
@@ -141,16 +149,19 @@ class BlockManager:
 
     def _extend(self, request: Request, whole: int, with_window: int) -> bool:
         """Extend the block tables to these numbers of blocks. Returns False and changes nothing if too few are free."""
-        counts = [
-            max(0, (whole if span == FULL else with_window) - len(table))
-            for table, span in zip(request.block_tables, self.groups.spans, strict=True)
-        ]
+        counts = self._num_missing(request, whole, with_window)
         if sum(counts) > self.cache.pool.num_free:
             return False
         for table, count in zip(request.block_tables, counts, strict=True):
             if count:
                 table += self._allocate(count)
         return True
+
+    def _num_missing(self, request: Request, whole: int, with_window: int) -> list[int]:
+        return [
+            max(0, (whole if span == FULL else with_window) - len(table))
+            for table, span in zip(request.block_tables, self.groups.spans, strict=True)
+        ]
 
     def _tables(self, request: Request, has_window: bool) -> list[list[BlockId]]:
         tables = zip(request.block_tables, self.groups.spans, strict=True)

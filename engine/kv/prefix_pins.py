@@ -7,6 +7,7 @@ otherwise empty pool, pins are dropped, the oldest first.
 import logging
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -72,7 +73,8 @@ class PrefixPins:
         self._deleted: dict[PinKey, float] = {}  # time of the deletion on the callers' clock; the latest ones
         self._rests_until_s = -math.inf
         self._num_dropped = 0
-        self._num_blocks = 0
+        self._holds: Counter[BlockId] = Counter()  # number of pins of each held block
+        self._own_holds: defaultdict[str, Counter[BlockId]] = defaultdict(Counter)  # the same by owner
 
     def __iter__(self) -> Iterator[BlockId]:
         """Iterate over the blocks of all pins, each as often as it is held."""
@@ -81,7 +83,7 @@ class PrefixPins:
     @property
     def figures(self) -> PinFigures:
         """Current numbers."""
-        return PinFigures(len(self._pins), self._num_blocks, self._num_dropped)
+        return PinFigures(len(self._pins), len(self._holds), self._num_dropped)
 
     def of(self, owner: str) -> list[PrefixPin]:
         """Return an owner's pins."""
@@ -116,7 +118,8 @@ class PrefixPins:
         if former is not None:
             self._release(former)
         self._pins[key] = pin
-        self._count()
+        self._holds.update(blocks)
+        self._own_holds[key.owner].update(blocks)
         return pin
 
     def delete(self, key: PinKey, deleted_s: float = 0.0) -> bool:
@@ -130,7 +133,6 @@ class PrefixPins:
         if pin is None:
             return False
         self._release(pin)
-        self._count()
         return True
 
     def expire(self) -> float | None:
@@ -138,33 +140,38 @@ class PrefixPins:
         now_s = self._clock()
         for pin in [pin for pin in self._pins.values() if pin.expires_s <= now_s]:
             self._release(pin)
-            self._count()
         return min((pin.expires_s - now_s for pin in self._pins.values()), default=None)
 
-    def drop_oldest(self) -> bool:
-        """Release the oldest pin, since a request lacks blocks; False if there is none."""
-        pin = next(iter(self._pins.values()), None)
+    def make_way(self, num_new: int, own: Collection[BlockId]) -> bool:
+        """Drop a pin if a request would not fit beside the pins in an otherwise empty pool.
+
+        num_new: blocks that the request lacks; own: those that it has, or shares with the cache. Returns whether one
+        was dropped: otherwise other requests only have to end. This is called in each step in which a request waits.
+        """
+        num_pinned = len(self._holds)
+        if not num_pinned or num_new + num_pinned + len(own) <= self._num_usable:  # nearly always
+            return False
+        if num_new + num_pinned + sum(block not in self._holds for block in set(own)) <= self._num_usable:
+            return False
+        return self.drop_oldest(frozenset(own))
+
+    def drop_oldest(self, own: frozenset[BlockId] = frozenset()) -> bool:
+        """Release the oldest pin with a block that no other one has, and that the request lacks; False: there is none.
+
+        If pins have all these in common, it is the oldest with such a block.
+        """
+        helping = [pin for pin in self._pins.values() if not own.issuperset(pin.blocks)]
+        alone = (pin for pin in helping if any(self._holds[each] == 1 and each not in own for each in pin.blocks))
+        pin = next(alone, helping[0] if helping else None)
         if pin is None:
             return False
         self._release(pin)
         self._num_dropped += 1
         self._rests_until_s = self._clock() + REST_S
-        self._count()
         logger.warning(
             "a pin of %d tokens (%d KV blocks) is dropped: a request needs the blocks", pin.num_tokens, len(pin.blocks)
         )
         return True
-
-    def make_way(self, num_new: int, cached: Collection[BlockId]) -> bool:
-        """Drop the oldest pin if a request would not fit beside the pins in an otherwise empty pool.
-
-        num_new: blocks that the request lacks; cached: those that it shares with the cache. Returns whether one was
-        dropped: otherwise other requests only have to end.
-        """
-        if not self._num_blocks:
-            return False
-        num_needed = num_new + len(set(self).union(cached))
-        return num_needed > self._num_usable and self.drop_oldest()
 
     @property
     def _num_usable(self) -> int:
@@ -186,18 +193,28 @@ class PrefixPins:
 
     def _check_room(self, pin: PrefixPin, share: PinShare) -> None:
         """Raise NoRoomForPin unless the pin fits in place of any former one with its key."""
-        others = [each for each in self._pins.values() if each.key != pin.key]
         if (rest_s := self._rests_until_s - self._clock()) > 0:
             text = f"requests needed the KV blocks of pins; the worker takes new pins in {rest_s:.0f} s"
             raise NoRoomForPin(text)
-        if len(others) >= MAX_PINS:
-            raise NoRoomForPin(f"the worker has {len(others)} pins, the maximum; delete some")
-        own = [each for each in others if each.key.owner == pin.key.owner]
-        for what, fraction, pins in (("all pins", share.worker, others), ("pins of one key", share.owner, own)):
+        former = self._pins.get(pin.key)
+        num_own = sum(key.owner == pin.key.owner for key in self._pins)
+        for what, fraction, num_pins, most, holds in (
+            ("all pins", share.worker, len(self._pins), MAX_PINS, self._holds),
+            (
+                "pins of one key",
+                share.owner,
+                num_own,
+                max(1, int(share.owner * MAX_PINS)),
+                self._own_holds[pin.key.owner],
+            ),
+        ):
+            if num_pins - (former is not None) >= most:
+                raise NoRoomForPin(f"the worker has {num_pins} of at most {most} {what}; delete some")
             limit = int(min(fraction, share.worker) * self._num_usable)
-            used = set(chain.from_iterable(each.blocks for each in pins))
-            if len(used.union(pin.blocks)) > limit:
-                num_new, num_free = len(set(pin.blocks) - used), max(0, limit - len(used))
+            freed = {block for block in former.blocks if holds[block] == 1} if former is not None else set()
+            num_free = max(0, limit - len(holds) + len(freed))
+            num_new = sum(block not in holds or block in freed for block in set(pin.blocks))
+            if num_new > num_free:
                 raise NoRoomForPin(
                     f"the prefix takes {num_new} more KV blocks, but only {num_free} of the {limit} for {what} on the "
                     "worker are free; delete pins, pin a shorter prefix or raise max_pinned_fraction"
@@ -206,6 +223,11 @@ class PrefixPins:
     def _release(self, pin: PrefixPin) -> None:
         del self._pins[pin.key]
         self._cache.release(pin.blocks)
-
-    def _count(self) -> None:
-        self._num_blocks = len(set(self))
+        own = self._own_holds[pin.key.owner]
+        for holds in (self._holds, own):
+            for block in pin.blocks:
+                holds[block] -= 1
+                if not holds[block]:
+                    del holds[block]
+        if not own:
+            del self._own_holds[pin.key.owner]

@@ -235,10 +235,10 @@ class Scheduler:
     def _make_room(self, request: Request) -> Request | None:
         """Preempt the last request in service order that does not keep its blocks, which a peer may be reading.
 
-        Returns the preempted request. If only this one runs, a preemption frees no block for it, so that a pinned
-        prefix is dropped instead.
+        Returns the preempted request. If only this one runs, and would not fit beside the pinned prefixes however long
+        it waited, one of them is dropped instead.
         """
-        if len(self.running) == 1 and self.blocks.prefix_pins.drop_oldest():
+        if len(self.running) == 1 and self.blocks.drop_pin_for(request):
             return None
         victim = next((other for other in reversed(self.running) if not other.keep_blocks), request)
         self._preempt(victim)

@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 
 from baton.kvtransfer.store.directory import DirectoryStore
-from baton.kvtransfer.store.envelope import HEADER_BYTES, NAMESPACE, is_intact
+from baton.kvtransfer.store.envelope import HEADER_BYTES, NAMESPACE, check_namespace, is_intact
 from baton.kvtransfer.store.eviction import BLOCK, FAN
 from baton.kvtransfer.store.factory import FOLDER
 from baton.kvtransfer.store.private_folder import PrivateFolder
@@ -47,14 +47,22 @@ class BlockFolder:
             return sorted(name for name in os.listdir(folder) if NAMESPACE.fullmatch(name))
 
     def keys(self, namespace: str) -> Iterator[Key]:
-        """Yield the keys of the blocks in a namespace. Raises StoreUnavailable."""
-        root = PrivateFolder(self.path)
-        with root.open(namespace) as folder:
+        """Yield the keys of the blocks in a namespace; none if it was deleted. Raises StoreUnavailable."""
+        root, fans = PrivateFolder(self.path), list[str]()
+        with suppress(FileNotFoundError), root.open(namespace) as folder:
             fans = sorted(name for name in os.listdir(folder) if FAN.fullmatch(name))
         for fan in fans:
             with suppress(FileNotFoundError), root.open(namespace, fan) as folder:
                 names = sorted(name for name in os.listdir(folder) if BLOCK.fullmatch(name))
                 yield from map(bytes.fromhex, names)
+
+    def count(self, namespace: str) -> Count:
+        """Return the number and the size of the blocks in a namespace. Raises StoreUnavailable."""
+        count, root = Count(), PrivateFolder(self.path)
+        for name in map(bytes.hex, self.keys(namespace)):
+            with suppress(FileNotFoundError), root.open(namespace, name[:2]) as folder:
+                count = count.plus(Count(1, os.stat(name, dir_fd=folder, follow_symlinks=False).st_size))
+        return count
 
     def read(self, namespace: str, key: Key) -> bytes | None:
         """Return the content of a block's file behind its header; None if it was deleted meanwhile.
@@ -90,21 +98,23 @@ def store_folders(place: str) -> list[BlockFolder]:
 def export_blocks(sources: Collection[BlockFolder], target: Path) -> Mapping[str, Count]:
     """Copy all blocks of stores into a new directory; return what it has by namespace.
 
-    Damaged blocks are left out. Raises InvalidExport if the directory has an export, StoreUnavailable.
+    Damaged blocks are left out. What an export that ended early has left is completed. Raises InvalidExport if the
+    directory has an export, StoreUnavailable.
     """
     if (target / MANIFEST).exists():
         raise InvalidExport(f"{target} has an export already; choose another directory, or delete it")
     target.mkdir(parents=True, exist_ok=True)
-    counts: dict[str, Count] = {}
     for source in sources:
         for namespace in source.namespaces():
             store = DirectoryStore(target / FOLDER, namespace, UNLIMITED)
             for key in source.keys(namespace):
                 with suppress(InvalidExport):
                     block = source.read(namespace, key)
-                    if block is not None and (size := store.write(key, memoryview(block))):
-                        counts[namespace] = counts.get(namespace, Count()).plus(Count(1, size))
+                    if block is not None:
+                        store.write(key, memoryview(block))
             store.close()
+    made = BlockFolder(target / FOLDER)
+    counts = {name: count for name in made.namespaces() if (count := made.count(name)).num_blocks}
     content = {
         "version": VERSION,
         "created_s": round(time.time()),
@@ -125,7 +135,10 @@ def read_manifest(export: Path) -> Mapping[str, Count]:
     match content:
         case {"version": 1, "namespaces": dict() as namespaces}:
             with suppress(KeyError, TypeError, ValueError):
-                return {name: Count(int(each["blocks"]), int(each["bytes"])) for name, each in namespaces.items()}
+                return {
+                    check_namespace(name): Count(int(each["blocks"]), int(each["bytes"]))
+                    for name, each in namespaces.items()
+                }
     raise InvalidExport(f"{export / MANIFEST} is damaged, or of another version than {VERSION}")
 
 

@@ -103,11 +103,13 @@ class Evictor:
     def remove_all(self, namespace: str) -> int:
         """Delete all blocks of a namespace, and return their number. Raises StoreUnavailable."""
         removed = Count()
-        with self._folder.open(create=True) as root, closing(_blocks(root, namespace)) as blocks:
-            for block in blocks:
-                if block.remove():
-                    removed = removed.plus(Count(1, block.num_bytes))
-        self._usage.add(Count().minus(removed))
+        try:
+            with self._folder.open(create=True) as root, closing(_blocks(root, namespace)) as blocks:
+                for block in blocks:
+                    if block.remove():
+                        removed = removed.plus(Count(1, block.num_bytes))
+        finally:
+            self._usage.add(Count().minus(removed))
         return removed.num_blocks
 
     def close(self) -> None:

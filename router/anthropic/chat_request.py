@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from baton.router.anthropic.conversation import Conversation
+from baton.router.anthropic.conversation import Conversation, last_mark
 from baton.router.anthropic.request import CountTokensRequest, MessagesRequest
 from baton.router.anthropic.tools import chat_choice, check_tools, is_parallel
 from baton.router.errors import FieldError
@@ -66,8 +66,9 @@ def _prompt_fields(
     body: CountTokensRequest, template: ChatTemplate, form: OutputFormat, conversation: Conversation
 ) -> dict[str, Any]:
     check_tools(body.tools, body.tool_choice)
+    marked = max((place for place, message in enumerate(body.messages) if last_mark(message) >= 0), default=-1)
     for place, message in enumerate(body.messages):
-        conversation.add(message, place)
+        conversation.add(message, place, takes_mark=place == marked)
     is_to_continue = conversation.is_to_continue()
     return {
         "messages": conversation.messages(),

@@ -68,14 +68,16 @@ class Conversation:
         """Mark the conversation up to here as one that the client expects to send again."""
         self.marked = (*self._messages, *([self._turn.shown()] if self._turn is not None else []))
 
-    def add(self, message: Message, place: int) -> None:
+    def add(self, message: Message, place: int, takes_mark: bool) -> None:
         """Add the message at `place` of the request.
+
+        takes_mark: whether its last mark is that of the conversation. Each mark costs a copy of what is in front of it.
 
         Raises FieldError for blocks that its role cannot have, and for results of unknown calls.
         """
         if not message.content:
             self._begin(message.role)
-        last = _last_mark(message)
+        last = last_mark(message) if takes_mark else -1
         for number, block in enumerate(message.content):
             where = f"messages[{place}].content[{number}]"
             match block:
@@ -149,7 +151,7 @@ class Conversation:
         )
 
 
-def _last_mark(message: Message) -> int:
+def last_mark(message: Message) -> int:
     """Return the place of a message's last block with a mark; -1 if there is none."""
     marks = (
         number

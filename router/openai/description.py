@@ -113,7 +113,11 @@ GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     **dict.fromkeys(("/v1/files", "/v1/files/{file_id}", FILE_CONTENT), FILE_ERRORS),
     **dict.fromkeys(("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"), FILE_ERRORS),
     "/v1/cache/pins": {429: KEY_LIMIT},
-    "/v1/cache/pins/{pin_id}": {404: "There is no such pin, or not for this API key.", 429: KEY_LIMIT},
+    "/v1/cache/pins/{pin_id}": {
+        404: "There is no such pin, or not for this API key.",
+        429: KEY_LIMIT,
+        503: "A worker that may hold the pin does not respond.",
+    },
     "/reset_prefix_cache": {
         403: "The API key may not clear the caches of all tenants.",
         404: "The model, or the tier of a worker, does not exist.",

@@ -11,12 +11,13 @@ A router that ends leaves its pins to expire where they are; no router places th
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 
 from baton.engine.errors import EngineError, QueueFull
 from baton.router.admission.admission import Admission
-from baton.router.errors import Overloaded
+from baton.router.errors import Overloaded, WorkerLost
 from baton.router.generation import Generation
-from baton.router.pins.pin import Pin
+from baton.router.pins.pin import Holding, Pin
 from baton.router.pins.placement import Placement, prefix_request
 from baton.router.pins.worker_pins import NotCached, delete, hold
 from baton.router.pipeline import Pipeline
@@ -24,7 +25,7 @@ from baton.router.policy.cluster import WorkerSnapshot
 from baton.router.request_context import INT32_MAX, RequestContext
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
-from baton.rpc.status import NotFound, ServiceError, Unavailable
+from baton.rpc.status import Conflict, NotFound, ServiceError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class PinKeeper:
         self._placement = Placement(pool, pipeline)
         self._pins: dict[tuple[str, str], Pin] = {}
         self._checks = asyncio.Semaphore(MAX_CHECKS)
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def of(self, owner: str) -> list[Pin]:
         """Return the pins of an owner that this router has taken."""
@@ -57,26 +59,67 @@ class PinKeeper:
     async def take(self, pin: Pin, generation: Generation) -> None:
         """Place a new pin, and keep it from then on. `generation`: of its prefix, prepared.
 
-        Raises Overloaded for too many pins, and what `Placement.place` raises.
+        Raises Overloaded for too many pins, Conflict if it is deleted meanwhile, and what `Placement.place` raises.
         """
-        others = [each for each in self._pins.values() if each.key != pin.key]
-        num_tokens = sum(each.num_tokens for each in others)
-        if num_tokens + pin.num_tokens > MAX_TOKENS or len(others) >= MAX_PINS:
-            text = f"this router keeps {len(others)} pins of {num_tokens} tokens, near the maximum; delete some"
-            raise Overloaded(text, int(RETRY_S))
+        self._check_room(pin)
         self._placement.check_size(pin)
-        await self._placement.place(pin, generation)
+        try:
+            await self._placement.place(pin, generation)
+        except NotFound as error:
+            raise Conflict(f"pin {pin.name} was deleted while it was made") from error
+        except asyncio.CancelledError:  # the client has gone
+            if pin.key not in self._pins:
+                leaving = asyncio.create_task(self._leave_strays(pin))
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+            raise
         self._pins[pin.key] = pin
-        await delete(self._pool, pin.owner, pin.name, deleted_s=0.0, but=tuple(pin.holders))  # of an earlier pin
+        await self._leave_others(pin, pin.holders)  # holders of an earlier pin
+
+    def _check_room(self, pin: Pin) -> None:
+        """Raise Overloaded if the router keeps too many pins. A key with a share has that share of them."""
+        others = [each for each in self._pins.values() if each.key != pin.key]
+        own = [each for each in others if each.owner == pin.owner]
+        for whose, pins, share in (
+            ("this router", others, 1.0),
+            ("this router, for the key,", own, pin.max_share or 1.0),
+        ):
+            num_tokens = sum(each.num_tokens for each in pins)
+            if num_tokens + pin.num_tokens > share * MAX_TOKENS or len(pins) >= max(1, int(share * MAX_PINS)):
+                text = f"{whose} keeps {len(pins)} pins of {num_tokens} tokens, near the maximum; delete some"
+                raise Overloaded(text, int(RETRY_S))
+
+    async def _leave_others(self, pin: Pin, holders: Collection[str]) -> None:
+        """Have all workers but these release a pin."""
+        await delete(self._pool, pin.owner, pin.name, deleted_s=0.0, is_meant=lambda each: each not in holders)
+
+    async def _leave_strays(self, pin: Pin) -> None:
+        """Have workers that should not hold a pin release it: those that were lost do when they are reached again."""
+        reached = {each for each in pin.strays if self._pool.connection(each) is not None}
+        meant = reached - pin.holders.keys()
+        if meant:
+            deletion = await delete(self._pool, pin.owner, pin.name, 0.0, meant.__contains__)
+            reached -= deletion.failed
+        pin.strays -= reached
 
     def keep(self, pin: Pin) -> None:
         """Keep a pin that `run` places."""
         self._pins[pin.key] = pin
 
     async def delete(self, owner: str, name: str) -> bool:
-        """Delete a pin, whichever router has taken it; False if there is none."""
-        is_known = self._pins.pop((owner, name), None) is not None
-        return bool(await delete(self._pool, owner, name, deleted_s=time.time())) or is_known
+        """Delete a pin, whichever router has taken it; False if there is none.
+
+        Raises WorkerLost if a worker that has it, or may have it, does not respond.
+        """
+        known = self._pins.pop((owner, name), None)
+        deletion = await delete(self._pool, owner, name, deleted_s=time.time())
+        if known is not None:
+            lost = deletion.failed & known.holders.keys()
+        else:
+            lost = deletion.failed if not deletion.done else set()
+        if lost:
+            raise WorkerLost(f"{len(lost)} workers that may hold the pin do not respond; try again")
+        return known is not None or bool(deletion.done)
 
     async def run(self) -> None:
         """Keep the pins until cancelled. Each is checked on its own: a long prefix or a worker may take minutes."""
@@ -113,6 +156,8 @@ class PinKeeper:
             del self._pins[pin.key]
             return
         try:
+            if pin.strays:
+                await self._leave_strays(pin)
             for incarnation in list(pin.holders):
                 await self._renew(pin, incarnation)
             if pin.is_everywhere:
@@ -136,8 +181,15 @@ class PinKeeper:
             if connection is None:
                 raise NotCached("the worker was lost")
             pin.holders |= await hold(connection, pin, is_whole=False)
+            current = self._pins.get(pin.key)
+            if current is not None and current is not pin and incarnation in current.holders:
+                current.holders[incarnation] = Holding(
+                    num_dropped=-1
+                )  # replaced meanwhile, perhaps by this; asked soon
         except (NotCached, QueueFull) as error:
             del pin.holders[incarnation]
+            if not pin.is_everywhere:
+                pin.strays.add(incarnation)
             logger.info("pin %s is placed anew: %s", pin.name, error)
         except NotFound:
             raise
@@ -160,6 +212,9 @@ class PinKeeper:
                     await self._placement.place(pin, generation)
                 else:
                     await self._placement.place_at(worker, pin, generation)
+            if (current := self._pins.get(pin.key)) is not pin:  # replaced meanwhile, or deleted
+                await self._leave_others(pin, () if current is None else current.holders)
+                return
             pin.num_refusals = 0
             logger.info("pin %s of %d tokens is held by %d workers", pin.name, pin.num_tokens, len(pin.holders))
         except NotFound:
@@ -169,7 +224,9 @@ class PinKeeper:
             if not isinstance(error, Unavailable):
                 delay_s = min(RETRY_S * 2**pin.num_refusals, LAST_RETRY_S)
                 pin.num_refusals += 1
-            pin.next_try_s[place] = time.monotonic() + delay_s
+            now_s = time.monotonic()
+            pin.next_try_s = {each: try_s for each, try_s in pin.next_try_s.items() if try_s > now_s}
+            pin.next_try_s[place] = now_s + delay_s
             if str(error) != pin.last_failure:
                 logger.warning("pin %s has no place now: %s", pin.name, error)
             pin.last_failure = str(error)

@@ -53,6 +53,7 @@ class Pin:
     created_s: float = field(default_factory=time.time)
     is_everywhere: bool = False  # on every worker that computes prompts, not on one
     holders: dict[str, Holding] = field(default_factory=dict)  # by incarnation
+    strays: set[str] = field(default_factory=set)  # incarnations that may hold it still, and should not
     next_try_s: dict[str, float] = field(default_factory=dict)  # by incarnation, or "" for a new place, after a failure
     num_refusals: int = 0  # in a row, for lack of room
     last_failure: str = ""

@@ -1,5 +1,6 @@
 """The computation of a pin's prefix, and the worker that then holds it."""
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -92,6 +93,10 @@ class Placement:
                 if not left:
                     raise
                 continue
+            except asyncio.CancelledError:  # the worker may hold it
+                if connection.description is not None:
+                    pin.strays.add(connection.description.incarnation)
+                raise
             return
 
     async def _compute(self, generation: Generation) -> WorkerConnection:

@@ -1,8 +1,8 @@
 """Calls to the KVCache service of workers."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
@@ -75,23 +75,38 @@ async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) ->
     return {worker.incarnation: Holding(num_dropped)}
 
 
-async def delete(pool: WorkerPool, owner: str, name: str, deleted_s: float, but: Sequence[str] = ()) -> int:
-    """Delete a pin at all workers, apart from the incarnations in `but`; return how many had it.
+@dataclass(slots=True)
+class Deletion:
+    """What became of a deletion: incarnations of workers that had the pin, and of those that did not respond."""
+
+    done: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+async def delete(
+    pool: WorkerPool, owner: str, name: str, deleted_s: float, is_meant: Callable[[str], bool] = lambda _: True
+) -> Deletion:
+    """Delete a pin at all workers of which the incarnation `is_meant`.
 
     `deleted_s`: Unix time of the deletion, after which it is not placed anew; 0: it only moves.
     """
-    request = UnpinRequest(owner=owner, name=name, deleted_s=deleted_s)
+    request, deletion = UnpinRequest(owner=owner, name=name, deleted_s=deleted_s), Deletion()
 
-    async def unpin(connection: WorkerConnection) -> int:
+    async def unpin(incarnation: str, connection: WorkerConnection) -> None:
         try:
             worker = ReachedWorker.of(connection)
-            if worker.incarnation in but:
-                return 0
-            return int((await worker.response(KVCacheStub(worker.channel).Unpin(request, timeout=CALL_S))).was_pinned)
-        except (grpc.aio.AioRpcError, WorkerLost):
-            return 0
+            response = await worker.response(KVCacheStub(worker.channel).Unpin(request, timeout=CALL_S))
+            if response.was_pinned:
+                deletion.done.add(incarnation)
+        except WorkerLost:
+            deletion.failed.add(incarnation)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:  # of a version without pins
+                deletion.failed.add(incarnation)
 
-    return sum(await asyncio.gather(*map(unpin, pool.reached)))
+    found = [(each.description.incarnation, each) for each in pool.reached if each.description is not None]
+    await asyncio.gather(*(unpin(incarnation, each) for incarnation, each in found if is_meant(incarnation)))
+    return deletion
 
 
 async def listed(pool: WorkerPool, owner: str) -> list[WorkerPin]:

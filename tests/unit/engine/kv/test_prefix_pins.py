@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import time
 
 import pytest
 
@@ -238,3 +239,63 @@ def test_random_workloads_with_pins_produce_the_reference_tokens(seed: int) -> N
     pins.expire()
     rig.scheduler.blocks.check_integrity([])
     assert rig.scheduler.blocks.cache.pool.num_free == rig.num_blocks - 1
+
+
+def test_a_request_drops_only_pins_whose_blocks_it_lacks() -> None:
+    rig = Rig(num_blocks=21)
+    pins = rig.scheduler.blocks.prefix_pins
+    for name, prompt in (("own", [1] * 24), ("same", [2] * 16), ("other", [2] * 24)):
+        computed(rig, prompt, name)
+        assert pins.hold(key(name), hashes_of(prompt), 60.0, ALL) is not None
+    rig.add("longer", [1] * 24 + [3] * 33, 1)  # 15 of the 20 blocks, 6 of them those of the oldest pin
+    rig.run_to_end()
+    assert [pin.key.name for pin in pins.of("")] == ["own", "same"]
+
+
+def test_pins_are_not_dropped_for_a_request_that_only_waits_for_blocks_being_filled() -> None:
+    rig = Rig(num_blocks=21)
+    blocks = rig.scheduler.blocks
+    computed(rig, [1] * 16)
+    assert blocks.prefix_pins.hold(key(), hashes_of([1] * 16), 60.0, ALL) is not None
+    rig.add("alone", [2] * 8, 30)  # grows to 10 blocks
+    rig.step()
+    filled = rig.add("filled", [3] * 35, 1, receives_kv=True)  # 9 blocks beside the 4 of the pin
+    for _ in range(60):
+        rig.step()
+    assert rig.scheduler.num_preemptions > 0
+    assert blocks.prefix_pins.figures.num_dropped == 0
+    rig.end_receive(filled, 35, with_token=True)
+    rig.run_to_end()
+    assert rig.outputs[RequestId("alone")] == reference([2] * 8, 30)
+    assert blocks.prefix_pins.figures.num_dropped == 0
+
+
+def test_waiting_requests_and_expiries_do_not_count_the_blocks_of_all_pins_each_time() -> None:
+    rig, clock = Rig(num_blocks=2002), Clock()
+    pins, prompt = pins_of(rig, clock), [1] * 4000
+    blocks = rig.scheduler.blocks.cache.allocate(1000)
+    hashes = hashes_of(prompt)
+    for index, block in enumerate(blocks):
+        rig.scheduler.blocks.cache.store(block, hashes[index], hashes[index - 1] if index else None)
+    begin_s = time.process_time()
+    for number in range(500):
+        pins.hold(key(f"{number}"), hashes, 1.0, ALL)
+    assert pins.figures.num_blocks == 1000
+    for _ in range(1000):
+        assert not pins.make_way(900, [])
+    clock.now_s += 1
+    pins.expire()
+    assert time.process_time() - begin_s < 2.0
+    assert pins.figures.num_blocks == 0
+
+
+def test_an_owner_with_a_share_has_that_share_of_the_places_for_pins() -> None:
+    rig = Rig(num_blocks=41)
+    pins = rig.scheduler.blocks.prefix_pins
+    computed(rig, [1] * 8)
+    share = PinShare(worker=0.5, owner=0.05)
+    for number in range(51):
+        assert pins.hold(key(f"{number}"), hashes_of([1] * 8), 60.0, share) is not None
+    with pytest.raises(NoRoomForPin, match="has 51 of at most 51 pins of one key"):
+        pins.hold(key("one more"), hashes_of([1] * 8), 60.0, share)
+    assert pins.hold(key("0", owner="other"), hashes_of([1] * 8), 60.0, ALL) is not None

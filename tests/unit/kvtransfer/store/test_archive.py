@@ -1,6 +1,8 @@
 """Exports of stores: complete, verified, and refused where they do not belong."""
 
+import json
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -130,3 +132,28 @@ def test_an_export_is_never_overwritten_and_needs_a_store(tmp_path: Path) -> Non
         export_blocks(store_folders(str(tmp_path / "source")), export)
     with pytest.raises(InvalidExport, match="has no KV store; set the directory"):
         store_folders(str(tmp_path))
+
+
+def test_an_export_that_ended_early_is_completed(tmp_path: Path) -> None:
+    export = exported(tmp_path)
+    (export / MANIFEST).unlink()
+    filled(tmp_path / "source", range(10, 12))
+    counts = export_blocks(store_folders(str(tmp_path / "source")), export)
+    assert counts == {NAMESPACE: Count(12, 12 * FILE_BYTES)} == read_manifest(export)
+    (tmp_path / "target").mkdir()
+    assert import_blocks(export, [NAMESPACE], tmp_path / "target", CAPACITY).num_blocks == 12
+
+
+def test_a_namespace_without_a_folder_has_no_blocks(tmp_path: Path) -> None:
+    export = exported(tmp_path)
+    rmtree(export / FOLDER / NAMESPACE)
+    with pytest.raises(InvalidExport, match="is incomplete: it has 0 of 10 blocks"):
+        import_blocks(export, [NAMESPACE], tmp_path, CAPACITY)
+    assert list(store_folders(str(tmp_path / "source"))[0].keys("evicted")) == []
+
+
+def test_a_manifest_that_leads_out_of_the_export_is_damaged(tmp_path: Path) -> None:
+    entry = {f"{NAMESPACE}./../../x": {"blocks": 0, "bytes": 0}}
+    (tmp_path / MANIFEST).write_text(json.dumps({"version": 1, "namespaces": entry}))
+    with pytest.raises(InvalidExport, match="is damaged"):
+        read_manifest(tmp_path)

@@ -1,5 +1,6 @@
 """Marks of `cache_control`: hints for the workers, and the usage that they show."""
 
+import time
 from typing import Any
 
 from baton.router.anthropic.chat_request import chat_request
@@ -33,6 +34,14 @@ def test_the_last_mark_ends_the_marked_beginning() -> None:
     ]  # fmt: skip
     assert [role for role, _ in marked(messages=turns)] == ["user", "assistant", "tool", "tool"]
     assert marked(system=[text("s")], tools=[{**tool("f"), **MARK}]) == [("system", "s")]
+
+
+def test_many_marks_cost_as_much_as_one() -> None:
+    said = [{"role": "user", "content": [text("a" * 5000, **MARK)]}] * 4000
+    begin_s = time.process_time()
+    [(_, content)] = marked(messages=said)
+    assert len(content) == 4000 * 5001 - 1
+    assert time.process_time() - begin_s < 1.5
 
 
 async def test_marks_reach_the_workers_and_the_usage() -> None:
