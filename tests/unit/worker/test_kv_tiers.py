@@ -51,6 +51,7 @@ class DictStore:
         self.reads: list[Key] = []
         self.is_closed = False
         self.writes_hang: threading.Event | None = None
+        self.is_writing = threading.Event()
         self.num_writes = 0
         self.num_lookups = 0
         self.hangs_at: dict[Key, threading.Event] = {}
@@ -79,6 +80,7 @@ class DictStore:
 
     def write(self, key: Key, block: memoryview) -> int:
         self.num_writes += 1
+        self.is_writing.set()
         if self.writes_hang is not None:
             self.writes_hang.wait()
         if key in self.blocks:
@@ -355,6 +357,7 @@ async def test_a_store_that_is_late_at_the_end_is_closed_once_it_may_be(
     store.writes_hang = threading.Event()
     rig.tiers.append(Tier(store))
     await rig.generate(PROMPT)
+    assert await asyncio.to_thread(store.is_writing.wait, 30)
     closing = asyncio.ensure_future(rig.stores.close())
     async with asyncio.timeout(10):
         while not rig.tiers[0].late:
