@@ -64,13 +64,14 @@ class AdapterRegistry:
             raise InvalidAdapter(
                 f"the name of an adapter is {shown(name)}, but must have 1 to {MAX_NAME_CHARS} printable characters"
             )
-        files, dtype = read_adapter(path, self.config.max_rank), self._adapted.dtype
+        sources, dtype = self._adapted.sources, self._adapted.dtype
+        files = read_adapter(path, self.config.max_rank, sources)
         targets = sorted({module.rpartition(".")[2] for module in files.modules})
         info = AdapterInfo(
             name, files.digest(dtype), files.rank, files.num_bytes, files.base_model, target_modules=tuple(targets)
         )
         read = ReadAdapter(self.next_number() if number is None else number, info)
-        self._adapted.adapters.add(read.number, low_ranks(files, self._adapted.sources, dtype))
+        self._adapted.adapters.add(read.number, low_ranks(files, sources, dtype))
         return read
 
     def insert(self, read: ReadAdapter) -> AdapterInfo:

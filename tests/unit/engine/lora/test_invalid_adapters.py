@@ -1,6 +1,7 @@
 """Each adapter that cannot be used is refused with the reason."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from baton.engine.engine import Engine
 from baton.engine.errors import InvalidAdapter
+from baton.engine.lora import registry
+from baton.engine.lora.adapter_files import AdapterFiles
 from tests.adapters import make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.lora.lora_rig import lora_engine
@@ -148,3 +151,40 @@ def test_values_that_are_too_large_for_the_type(model: Path, tmp_path: Path) -> 
     engine = lora_engine(model, lora_dtype="float16")
     assert "are too large for float16; start with --lora-dtype float32" in refusal(engine, adapter)
     lora_engine(model, lora_dtype="float32").adapters.load("a", adapter)
+
+
+@pytest.mark.parametrize("is_shorter", [True, False])
+def test_files_that_change_while_they_are_read(
+    engine: Engine, adapter: Path, monkeypatch: pytest.MonkeyPatch, is_shorter: bool
+) -> None:
+    """Memory that is mapped from the file would end the process, or have other contents than the digest."""
+    expected = engine.adapters.load("a", adapter).digest
+    engine.adapters.unload("a")
+    size, found, low_ranks = (adapter / TENSORS).stat().st_size, list[str](), registry.low_ranks
+
+    def changed(files: AdapterFiles, *others: Any) -> Any:
+        if is_shorter:
+            os.truncate(adapter / TENSORS, 10)
+        else:
+            (adapter / TENSORS).write_bytes(b"\1" * size)
+        found.append(files.digest(others[1]))
+        return low_ranks(files, *others)
+
+    monkeypatch.setattr(registry, "low_ranks", changed)
+    assert engine.adapters.load("a", adapter).digest == expected
+    assert found == [expected]
+    engine.adapters.unload("a")
+
+
+def test_matrices_that_do_not_fit_are_not_read(engine: Engine, adapter: Path) -> None:
+    header = {
+        f"{LAYER}.mlp.down_proj.lora_{side}.weight": {"dtype": "F16", "shape": shape, "data_offsets": offsets}
+        for side, shape, offsets in (
+            ("A", [4, 1 << 36], [0, 1 << 39]),
+            ("B", [64, 4], [1 << 39, (1 << 39) + 512]),
+        )
+    }
+    encoded = json.dumps(header).encode()
+    (adapter / TENSORS).write_bytes(len(encoded).to_bytes(8, "little") + encoded)
+    os.truncate(adapter / TENSORS, 8 + len(encoded) + (1 << 39) + 512)  # sparse
+    assert "down_proj are for 68719476736 inputs and 64 outputs" in refusal(engine, adapter)
