@@ -182,7 +182,7 @@ class AdapterCatalog:
             if not workers:
                 raise NoWorker("no worker is ready to load the adapter")
             self._removed.pop(name, None)
-            loaded = await load_at_all(workers, name, path)
+            loaded = await load_at_all(workers, name, path, self._known)
             new = [each.connection for each in loaded if each.is_new]
             if (problem := problem_of(name, path, loaded)) is not None:
                 await unload_at_all(new, name)
@@ -252,8 +252,11 @@ class AdapterCatalog:
             removed = self._removed.get(name)
             if removed is not None and removed.digest == digest and name not in self._known:
                 await unload_at(connection, name)
-        for adapter in self.adapters:
-            if connection.load.adapters.get(adapter.name) == adapter.digest or connection.description is None:
+        for name in list(self._known):
+            adapter = self._known.get(name)  # a load before this one may have taken long
+            if adapter is None or connection.description is None:
+                continue
+            if connection.load.adapters.get(adapter.name) == adapter.digest:
                 continue
             incarnation = connection.description.incarnation
             if self._failures.reason(adapter.name, incarnation) is not None:
@@ -274,9 +277,10 @@ class AdapterCatalog:
             return
         [digest] = digests
         async with self._turn:
-            if self._known.get(adapter.name) != adapter:
-                return
             with suppress(RegistryLost):
+                await self._refresh()
+                if self._known.get(adapter.name) != adapter:
+                    return
                 await self.table.remove(adapter.name)
                 agreed = await self.table.add(replace(adapter, digest=digest))
                 self._replace({**self._known, adapter.name: agreed})
