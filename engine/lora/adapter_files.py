@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -83,10 +83,10 @@ def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]
     try:
         stored = {tensor.name: tensor for tensor in read_header(path)}
         modules = _modules(str(path), stored)
-        for name in modules:
-            _check_matrices(stored, path, name, config, max_rank)
-        shapes = {name: _shape(*(stored[each] for each in _names(name))) for name in modules}
+        shapes = {name: _shape(path, *(stored[each] for each in _names(name))) for name in modules}
         check_fits(str(directory), config.base_model, shapes, sources)
+        for name in modules:
+            _check_ranks(stored, path, name, config, max_rank)
         with path.open("rb") as file:
             read = {name: _matrices(file, stored, name, config) for name in modules}
     except (InvalidCheckpoint, OSError) as error:
@@ -114,20 +114,20 @@ def _names(module: str) -> tuple[str, str]:
     return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
 
 
-def _shape(a: StoredTensor, b: StoredTensor) -> ModuleShape:
-    return ModuleShape(a.shape[1], b.shape[0])
-
-
-def _check_matrices(
-    stored: Mapping[str, StoredTensor], path: Path, module: str, config: PeftConfig, max_rank: int
-) -> None:
-    a, b = (stored[name] for name in _names(module))
+def _shape(path: Path, a: StoredTensor, b: StoredTensor) -> ModuleShape:
     for tensor in (a, b):
         if len(tensor.shape) != 2 or tensor.dtype not in DTYPES:
             kind = f"{tensor.dtype} {list(tensor.shape)}"
             raise InvalidAdapter(
                 f"{path}: {tensor.name} is {kind}, but must be a matrix in float32, float16 or bfloat16"
             )
+    return ModuleShape(a.shape[1], b.shape[0])
+
+
+def _check_ranks(
+    stored: Mapping[str, StoredTensor], path: Path, module: str, config: PeftConfig, max_rank: int
+) -> None:
+    a, b = (stored[name] for name in _names(module))
     rank = config.rank_of(module)
     if a.shape[0] != rank or b.shape[1] != rank:
         shapes = f"{list(a.shape)} and {list(b.shape)}"
@@ -138,12 +138,14 @@ def _check_matrices(
         )
 
 
-def _matrices(file: BinaryIO, stored: Mapping[str, StoredTensor], module: str, config: PeftConfig) -> ModuleMatrices:
+def _matrices(
+    file: BufferedReader, stored: Mapping[str, StoredTensor], module: str, config: PeftConfig
+) -> ModuleMatrices:
     a, b = (_tensor(file, stored[name]) for name in _names(module))
     return ModuleMatrices(a, b, config.scale_of(module))
 
 
-def _tensor(file: BinaryIO, stored: StoredTensor) -> Tensor:
+def _tensor(file: BufferedReader, stored: StoredTensor) -> Tensor:
     content = bytearray(stored.num_bytes)
     file.seek(stored.offset)
     if file.readinto(content) < stored.num_bytes:

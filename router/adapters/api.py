@@ -99,5 +99,6 @@ async def _unload(catalogs: Sequence[AdapterCatalog], name: str) -> None:
     """Unload an adapter of one of several models. Raises NotFound if none has it."""
     for catalog in catalogs[:-1]:
         with suppress(NotFound):
-            return await catalog.unload(name)
+            await catalog.unload(name)
+            return
     await catalogs[-1].unload(name)
