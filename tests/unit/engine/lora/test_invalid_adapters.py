@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.engine import Engine
-from baton.engine.errors import InvalidAdapter
+from baton.engine.errors import EngineError, InvalidAdapter
 from baton.engine.lora import registry
 from baton.engine.lora.adapter_files import AdapterFiles
 from tests.adapters import make_adapter
@@ -192,3 +192,17 @@ def test_matrices_that_do_not_fit_are_not_read(engine: Engine, adapter: Path) ->
     (adapter / TENSORS).write_bytes(len(encoded).to_bytes(8, "little") + encoded)
     os.truncate(adapter / TENSORS, 8 + len(encoded) + (1 << 39) + 512)  # sparse
     assert "down_proj are for 68719476736 inputs and 64 outputs" in refusal(engine, adapter)
+
+
+def test_a_lack_of_memory_is_an_error_of_the_engine(
+    engine: Engine, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other error on a rank that follows would end the worker."""
+
+    def too_large(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(registry, "low_ranks", too_large)
+    with pytest.raises(EngineError, match=r"cannot be loaded: RuntimeError: .*can't allocate memory"):
+        engine.adapters.load("a", adapter)
+    assert not engine.adapters.resident_numbers()
