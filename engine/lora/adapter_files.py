@@ -89,8 +89,10 @@ def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]
             _check_ranks(stored, path, name, config, max_rank)
         with path.open("rb") as file:
             read = {name: _matrices(file, stored, name, config) for name in modules}
-    except (InvalidCheckpoint, OSError) as error:
-        raise InvalidAdapter(f"{path} is damaged: {shown(str(error))}") from error
+    except InvalidCheckpoint as error:
+        raise InvalidAdapter(f"{TENSORS} is damaged: {error}") from error
+    except OSError as error:
+        raise InvalidAdapter(f"{path} cannot be read: {error.strerror}") from error
     return AdapterFiles(str(directory), config.base_model, read)
 
 
@@ -149,7 +151,7 @@ def _tensor(file: BufferedReader, stored: StoredTensor) -> Tensor:
     content = bytearray(stored.num_bytes)
     file.seek(stored.offset)
     if file.readinto(content) < stored.num_bytes:
-        raise InvalidCheckpoint(f"it became shorter while {stored.name} was read")
+        raise InvalidCheckpoint(f"{stored.file} became shorter while it was read")
     tensor = torch.frombuffer(content, dtype=DTYPES[stored.dtype])
     if not tensor.isfinite().all():
         raise InvalidAdapter(f"{stored.file}: {stored.name} has values that are not finite")

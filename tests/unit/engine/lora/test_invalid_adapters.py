@@ -84,7 +84,9 @@ def test_options(engine: Engine, adapter: Path, options: dict[str, Any], expecte
 def test_missing_and_damaged_files(engine: Engine, adapter: Path) -> None:
     whole = (adapter / TENSORS).read_bytes()
     (adapter / TENSORS).write_bytes(whole[:-100])
-    assert f"{TENSORS} is damaged: " in refusal(engine, adapter)
+    message = refusal(engine, adapter)
+    assert message.startswith(f"{TENSORS} is damaged: {adapter / TENSORS} has ")
+    assert "but its header says" in message
     (adapter / TENSORS).unlink()
     assert refusal(engine, adapter).endswith(f"{TENSORS} does not exist")
     (adapter / "adapter_model.bin").touch()
