@@ -153,8 +153,8 @@ class ModelMaker:
             return None
         modules = [each for each in map(read_module, config.lora_modules) if (each.base_model_name or first) == name]
         directory = AdapterDirectory(config.lora_dir) if config.lora_dir is not None else None
-        directory = directory if name == first else None
-        return AdapterCatalog(pool, open_table(config, name), directory, modules, first_worker)
+        table = open_table(config, name)
+        return AdapterCatalog(pool, table, directory, modules, first_worker, loads_on_use=name == first)
 
     def _admission(self, pool: WorkerPool, metrics: RouterMetrics, first_worker: FirstWorker) -> Admission:
         config, cold_start_s = self.config, self.config.cold_start_timeout_s

@@ -47,21 +47,29 @@ class ServedModels:
     async def find(self, name: str | None) -> ServedModel:
         """Return the model that a request names, as `named`. An adapter may be loaded for the first time.
 
-        Raises what `named` and `AdapterCatalog.find` raise.
+        Raises what `named`, `AdapterCatalog.find` and `AdapterCatalog.find_new` raise.
         """
         if not name or name in self._by_name:
             return self.named(name)
-        for model in self:
-            if model.catalog is not None and (adapter := await model.catalog.find(name)) is not None:
+        adapted = [(model, model.catalog) for model in self if model.catalog is not None]
+        for model, catalog in adapted:
+            if (adapter := await catalog.find(name)) is not None:
+                return model.with_adapter(adapter)
+        for model, catalog in adapted:  # last: the adapter of another model may be in the directory, too
+            if (adapter := await catalog.find_new(name)) is not None:
                 return model.with_adapter(adapter)
         return self.named(name)
 
     def adapted_model(self, name: str) -> str:
         """Return the name of the model whose adapter has a name; empty: there is none. May be called in a thread."""
-        for model in self:
-            if model.catalog is not None and model.catalog.has(name):
-                return model.info.name
-        return ""
+        if (owner := self.adapter_owner(name)) is not None:
+            return owner.info.name
+        found = (each for each in self if each.catalog is not None and each.catalog.is_in_directory(name))
+        return next((each.info.name for each in found), "")
+
+    def adapter_owner(self, name: str) -> ServedModel | None:
+        """Return the model that has an adapter of this name, loaded or to be loaded; not what is in a directory."""
+        return next((each for each in self if each.catalog is not None and each.catalog.lists(name)), None)
 
     @property
     def catalogs(self) -> list[AdapterCatalog]:

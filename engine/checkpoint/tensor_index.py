@@ -40,7 +40,7 @@ def read_tensors(directory: Path) -> dict[str, StoredTensor]:
         return read_gguf_tensors(files)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        for tensor in _read_header(file):
+        for tensor in read_header(file):
             if tensor.name in tensors:
                 raise InvalidCheckpoint(f"{tensor.name} is in {tensors[tensor.name].file.name} and in {file.name}")
             tensors[tensor.name] = tensor
@@ -68,7 +68,8 @@ def stored_dtype(directory: Path) -> str:
     return counts.most_common(1)[0][0]
 
 
-def _read_header(path: Path) -> list[StoredTensor]:
+def read_header(path: Path) -> list[StoredTensor]:
+    """Return the tensors of a file of safetensors. Raises InvalidCheckpoint if it is missing, truncated or damaged."""
     size = file_status(path).st_size
     with _open(path) as file:
         length = int.from_bytes(file.read(8), "little")

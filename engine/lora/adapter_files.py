@@ -1,24 +1,27 @@
 """Files of an adapter in PEFT's format: its config, and its tensors in safetensors."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from io import BufferedReader
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.engine.checkpoint.json_object import shown
-from baton.engine.checkpoint.stored_tensor import MAX_NAME_CHARS
-from baton.engine.errors import InvalidAdapter
+from baton.engine.checkpoint.stored_tensor import MAX_NAME_CHARS, StoredTensor
+from baton.engine.checkpoint.tensor_index import read_header
+from baton.engine.errors import InvalidAdapter, InvalidCheckpoint
+from baton.engine.layers.linear_source import LinearSource
+from baton.engine.lora.fit import ModuleShape, check_fits
 from baton.engine.lora.peft_config import PeftConfig
 
 TENSORS = "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 DIGEST_BYTES = 16
 
 
@@ -38,7 +41,7 @@ class ModuleMatrices:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """A valid adapter, which may not fit the model."""
+    """A valid adapter, which fits the model."""
 
     source: str
     base_model: str
@@ -65,8 +68,12 @@ class AdapterFiles:
         return digest.hexdigest()
 
 
-def read_adapter(directory: Path, max_rank: int) -> AdapterFiles:
-    """Read an adapter. Raises InvalidAdapter if a file is missing, damaged or needs what is not implemented."""
+def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]) -> AdapterFiles:
+    """Read an adapter into memory of its own. Raises InvalidAdapter if it is damaged or not supported, or does not fit.
+
+    The file is not mapped: one that is replaced meanwhile would change the matrices, and one that is truncated would
+    end the process. Matrices that do not fit are not read: they may have any size.
+    """
     config = PeftConfig.read(directory)
     path = directory / TENSORS
     if not path.is_file():
@@ -74,11 +81,18 @@ def read_adapter(directory: Path, max_rank: int) -> AdapterFiles:
         why = f"; {found} is a pickle, which is not read: save it with safe_serialization=True" if found else ""
         raise InvalidAdapter(f"{path} does not exist{why}")
     try:
-        with safe_open(path, framework="pt") as file:
-            modules = _modules(str(path), file.keys())
-            read = {name: _matrices(file, path, name, config, max_rank) for name in modules}
-    except (SafetensorError, OSError) as error:
-        raise InvalidAdapter(f"{path} is damaged: {shown(str(error))}") from error
+        stored = {tensor.name: tensor for tensor in read_header(path)}
+        modules = _modules(str(path), stored)
+        shapes = {name: _shape(path, *(stored[each] for each in _names(name))) for name in modules}
+        check_fits(str(directory), config.base_model, shapes, sources)
+        for name in modules:
+            _check_ranks(stored, path, name, config, max_rank)
+        with path.open("rb") as file:
+            read = {name: _matrices(file, stored, name, config) for name in modules}
+    except InvalidCheckpoint as error:
+        raise InvalidAdapter(f"{TENSORS} is damaged: {error}") from error
+    except OSError as error:
+        raise InvalidAdapter(f"{path} cannot be read: {error.strerror}") from error
     return AdapterFiles(str(directory), config.base_model, read)
 
 
@@ -98,24 +112,47 @@ def _modules(source: str, tensors: Iterable[str]) -> list[str]:
     return list(sides)
 
 
-def _matrices(file: safe_open, path: Path, module: str, config: PeftConfig, max_rank: int) -> ModuleMatrices:
-    a, b = (_tensor(file, path, f"base_model.model.{module}.lora_{side}.weight") for side in "AB")
+def _names(module: str) -> tuple[str, str]:
+    return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
+
+
+def _shape(path: Path, a: StoredTensor, b: StoredTensor) -> ModuleShape:
+    for tensor in (a, b):
+        if len(tensor.shape) != 2 or tensor.dtype not in DTYPES:
+            kind = f"{tensor.dtype} {list(tensor.shape)}"
+            raise InvalidAdapter(
+                f"{path}: {tensor.name} is {kind}, but must be a matrix in float32, float16 or bfloat16"
+            )
+    return ModuleShape(a.shape[1], b.shape[0])
+
+
+def _check_ranks(
+    stored: Mapping[str, StoredTensor], path: Path, module: str, config: PeftConfig, max_rank: int
+) -> None:
+    a, b = (stored[name] for name in _names(module))
     rank = config.rank_of(module)
-    if len(a) != rank or b.shape[1] != rank:
+    if a.shape[0] != rank or b.shape[1] != rank:
         shapes = f"{list(a.shape)} and {list(b.shape)}"
         raise InvalidAdapter(f"{path}: the matrices of {module} are {shapes}, but the config gives it rank {rank}")
     if rank > max_rank:
         raise InvalidAdapter(
             f"{path}: {module} has rank {rank}, but max_lora_rank is {max_rank}; start with --max-lora-rank {rank}"
         )
+
+
+def _matrices(
+    file: BufferedReader, stored: Mapping[str, StoredTensor], module: str, config: PeftConfig
+) -> ModuleMatrices:
+    a, b = (_tensor(file, stored[name]) for name in _names(module))
     return ModuleMatrices(a, b, config.scale_of(module))
 
 
-def _tensor(file: safe_open, path: Path, name: str) -> Tensor:
-    tensor: Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]  # its stub has no types
-    if tensor.ndim != 2 or tensor.dtype not in DTYPES:
-        kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        raise InvalidAdapter(f"{path}: {name} is {kind}, but must be a matrix in float32, float16 or bfloat16")
+def _tensor(file: BufferedReader, stored: StoredTensor) -> Tensor:
+    content = bytearray(stored.num_bytes)
+    file.seek(stored.offset)
+    if file.readinto(content) < stored.num_bytes:
+        raise InvalidCheckpoint(f"{stored.file} became shorter while it was read")
+    tensor = torch.frombuffer(content, dtype=DTYPES[stored.dtype])
     if not tensor.isfinite().all():
-        raise InvalidAdapter(f"{path}: {name} has values that are not finite")
-    return tensor
+        raise InvalidAdapter(f"{stored.file}: {stored.name} has values that are not finite")
+    return tensor.view(stored.shape)

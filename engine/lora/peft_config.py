@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,12 @@ KNOWN = frozenset(
 # Initial values that leave the base weights as they are. Others are trained on changed base weights.
 INITS = ("gaussian", "orthogonal", "eva")
 
+MAX_KEYS = 10_000
+CHOICE = re.compile(r"[(*+?{]")  # of characters in a regular expression
+MAX_CHOICES = 4
+MAX_ALTERNATIVES = 200
+REPEATED_GROUP = re.compile(r"\)[*+?{]")
+
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
@@ -50,8 +56,8 @@ class PeftConfig:
     base_model: str
     rank: int
     alpha: float
-    rank_pattern: Mapping[str, float]  # by regular expressions of the ends of modules' names
-    alpha_pattern: Mapping[str, float]
+    rank_pattern: Sequence["Entry"]
+    alpha_pattern: Sequence["Entry"]
     use_rslora: bool
 
     @classmethod
@@ -105,16 +111,36 @@ def _check_supported(config: JsonObject) -> None:
         )
 
 
-def _pattern(config: JsonObject, name: str) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Value for modules the ends of whose names match, by whole parts, as in PEFT."""
+
+    names: re.Pattern[str]
+    value: float
+
+
+def _pattern(config: JsonObject, name: str) -> list[Entry]:
     inner = config.inner(name)
-    for key in inner.values:
-        try:
-            re.compile(key)
-        except re.error as error:
-            raise InvalidAdapter(f"{inner.source}: {shown(key)} is not a regular expression: {error}") from error
-    return {key: inner.number(key, minimum=1 if name == "rank_pattern" else -MAX_NUMBER) for key in inner.values}
+    if len(inner.values) > MAX_KEYS:
+        raise InvalidAdapter(f"{inner.source} has {len(inner.values)} keys, over the limit of {MAX_KEYS}")
+    minimum = 1 if name == "rank_pattern" else -MAX_NUMBER
+    return [Entry(_compiled(inner.source, key), inner.number(key, minimum=minimum)) for key in inner.values]
 
 
-def _matched(pattern: Mapping[str, float], module: str, default: float) -> float:
-    """Return the value of the first key that matches the end of a module's name, by whole parts, as PEFT does."""
-    return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+def _compiled(source: str, key: str) -> re.Pattern[str]:
+    """Compile a key. Refuses those whose matching may take forever: it cannot be interrupted, and stops all threads."""
+    num_choices = len(CHOICE.findall(key))
+    if REPEATED_GROUP.search(key) or num_choices > MAX_CHOICES or key.count("|") > MAX_ALTERNATIVES:
+        raise InvalidAdapter(
+            f"{source}: {shown(key)} is too complex: a key may have {MAX_CHOICES} groups and repeats, and no repeated "
+            "groups; name the modules instead"
+        )
+    try:
+        return re.compile(rf"(.*\.)?({key})$")
+    except (re.error, OverflowError, RecursionError) as error:
+        raise InvalidAdapter(f"{source}: {shown(key)} is not a regular expression: {error}") from error
+
+
+def _matched(pattern: Sequence[Entry], module: str, default: float) -> float:
+    """Return the value of the first key that matches a module's name, as PEFT does."""
+    return next((entry.value for entry in pattern if entry.names.match(module)), default)

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.engine.checkpoint.json_object import shown
-from baton.engine.errors import AdapterConflict, AdapterLimit, AdaptersDisabled, InvalidAdapter, UnknownAdapter
+from baton.engine.errors import (
+    AdapterConflict,
+    AdapterLimit,
+    AdaptersDisabled,
+    EngineError,
+    InvalidAdapter,
+    UnknownAdapter,
+)
 from baton.engine.lora.adapted_linears import AdaptedLinears
 from baton.engine.lora.adapter_files import read_adapter
 from baton.engine.lora.config import LoraConfig
@@ -55,8 +62,8 @@ class AdapterRegistry:
     def read(self, name: str, path: Path, number: int | None = None) -> ReadAdapter:
         """Read an adapter's files; may be called on any thread, and takes as long as the disk.
 
-        number: as given to other ranks. The result must be inserted or dropped. Raises InvalidAdapter or
-        AdaptersDisabled.
+        number: as given to other ranks. The result must be inserted or dropped. Raises InvalidAdapter,
+        AdaptersDisabled, or EngineError if memory is short.
         """
         if self._adapted is None:
             raise AdaptersDisabled("this worker was started without LoRA adapters; start it with --enable-lora")
@@ -64,14 +71,19 @@ class AdapterRegistry:
             raise InvalidAdapter(
                 f"the name of an adapter is {shown(name)}, but must have 1 to {MAX_NAME_CHARS} printable characters"
             )
-        files, dtype = read_adapter(path, self.config.max_rank), self._adapted.dtype
+        try:
+            return self._read(self._adapted, name, path, self.next_number() if number is None else number)
+        except (MemoryError, OSError, RuntimeError) as error:  # such as a lack of memory, which torch reports so
+            raise EngineError(f"{path} cannot be loaded: {type(error).__name__}: {shown(str(error))}") from error
+
+    def _read(self, adapted: AdaptedLinears, name: str, path: Path, number: int) -> ReadAdapter:
+        files, dtype = read_adapter(path, self.config.max_rank, adapted.sources), adapted.dtype
         targets = sorted({module.rpartition(".")[2] for module in files.modules})
         info = AdapterInfo(
             name, files.digest(dtype), files.rank, files.num_bytes, files.base_model, target_modules=tuple(targets)
         )
-        read = ReadAdapter(self.next_number() if number is None else number, info)
-        self._adapted.adapters.add(read.number, low_ranks(files, self._adapted.sources, dtype))
-        return read
+        adapted.adapters.add(number, low_ranks(files, adapted.sources, dtype))
+        return ReadAdapter(number, info)
 
     def insert(self, read: ReadAdapter) -> AdapterInfo:
         """Let requests name an adapter that was read; no-op if one with the same contents is loaded.

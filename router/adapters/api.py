@@ -1,5 +1,7 @@
 """The `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` routes, compatible with vLLM."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -70,6 +72,9 @@ class AdaptersApi:
             raise FieldError(NAME, f"{NAME} must have {NAME_RULE}")
         if name in models.names:
             raise FieldError(NAME, f"{NAME} {name} is the name of a served model; choose another")
+        owner = models.adapter_owner(name)
+        if owner is not None and owner.catalog is not catalog:
+            raise FieldError(NAME, f"{NAME} {name} is the name of an adapter of {owner.info.name}; choose another")
         await catalog.load(name, body.lora_path)
         await exchange.respond(200, f"Success: LoRA adapter '{name}' added successfully.".encode(), TEXT)
 
@@ -79,8 +84,7 @@ class AdaptersApi:
         name, catalogs = body.lora_name, self._service.models.catalogs
         if not catalogs:
             raise NotFound(DISABLED)
-        catalog = next((each for each in catalogs if each.get(name) is not None), catalogs[0])
-        await catalog.unload(name)
+        await _unload(catalogs, name)
         await exchange.respond(200, f"Success: LoRA adapter '{name}' removed successfully.".encode(), TEXT)
 
     def _catalog(self, base_model_name: str | None) -> AdapterCatalog:
@@ -89,3 +93,12 @@ class AdaptersApi:
         if model.catalog is None:
             raise NotFound(DISABLED)
         return model.catalog
+
+
+async def _unload(catalogs: Sequence[AdapterCatalog], name: str) -> None:
+    """Unload an adapter of one of several models. Raises NotFound if none has it."""
+    for catalog in catalogs[:-1]:
+        with suppress(NotFound):
+            await catalog.unload(name)
+            return
+    await catalogs[-1].unload(name)

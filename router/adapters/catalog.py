@@ -51,12 +51,18 @@ class AdapterCatalog:
         directory: AdapterDirectory | None,
         modules: Sequence[LoraModule],
         first_worker: FirstWorker,
+        *,
+        loads_on_use: bool = True,
     ) -> None:
-        """`directory`: from which clients may load more; None: they may not. `modules`: loaded at the start."""
+        """`directory`: from which clients may load more; None: they may not. `modules`: loaded at the start.
+
+        `loads_on_use`: whether a request's name may be that of an adapter in the directory.
+        """
         self.table = table
         self._pool = pool
         self._first_worker = first_worker
         self._directory = directory
+        self._loads_on_use = loads_on_use and directory is not None
         self._waiting = {module.name: module for module in modules}  # that no worker has loaded yet
         self._known: dict[str, Adapter] = {}
         self._removed: dict[str, Adapter] = {}  # that were unloaded, the last ones at the end
@@ -75,17 +81,21 @@ class AdapterCatalog:
         """Return a known adapter."""
         return self._known.get(name)
 
-    def has(self, name: str) -> bool:
-        """Return whether a request may name this adapter. Accesses the file system."""
-        if name in self._known or name in self._waiting:
-            return True
-        return self._directory is not None and is_adapter_name(name) and self._directory.find(name) is not None
+    def lists(self, name: str) -> bool:
+        """Return whether an adapter is known, or a module that is to be loaded."""
+        return name in self._known or name in self._waiting
+
+    def is_in_directory(self, name: str) -> bool:
+        """Return whether a request may name an adapter because it is in the directory. Accesses the file system."""
+        if not self._loads_on_use or self._directory is None or not is_adapter_name(name):
+            return False
+        return self._directory.find(name) is not None
 
     async def find(self, name: str) -> Adapter | None:
-        """Return the adapter that a request names, loaded from the directory if it is there; None: there is none.
+        """Return the known adapter or module that a request names; None: there is none.
 
-        In a deployment that scales to zero, the request waits for the first worker. Raises AdapterLoadFailed, NoWorker,
-        or Unavailable if a module cannot be loaded.
+        In a deployment that scales to zero, the request waits for the first worker. Raises Unavailable if a module
+        cannot be loaded.
         """
         if name in self._known or not is_adapter_name(name):
             return self._known.get(name)
@@ -99,7 +109,17 @@ class AdapterCatalog:
                 return self._known[name]
         if (module := self._waiting.get(name)) is not None:
             return await self._found_module(module)
-        path = await asyncio.to_thread(self._directory.find, name) if self._directory is not None else None
+        return None
+
+    async def find_new(self, name: str) -> Adapter | None:
+        """Return the adapter that a request names, loaded from the directory; None: it is not there.
+
+        In a deployment that scales to zero, the request waits for the first worker. Raises AdapterLoadFailed or
+        NoWorker.
+        """
+        if not self._loads_on_use or self._directory is None or not is_adapter_name(name):
+            return None
+        path = await asyncio.to_thread(self._directory.find, name)
         if path is None:
             return None
         if (reason := self._failures.reason(name)) is not None:
@@ -162,7 +182,7 @@ class AdapterCatalog:
             if not workers:
                 raise NoWorker("no worker is ready to load the adapter")
             self._removed.pop(name, None)
-            loaded = await load_at_all(workers, name, path)
+            loaded = await load_at_all(workers, name, path, self._known)
             new = [each.connection for each in loaded if each.is_new]
             if (problem := problem_of(name, path, loaded)) is not None:
                 await unload_at_all(new, name)
@@ -232,8 +252,11 @@ class AdapterCatalog:
             removed = self._removed.get(name)
             if removed is not None and removed.digest == digest and name not in self._known:
                 await unload_at(connection, name)
-        for adapter in self.adapters:
-            if connection.load.adapters.get(adapter.name) == adapter.digest or connection.description is None:
+        for name in list(self._known):
+            adapter = self._known.get(name)  # a load before this one may have taken long
+            if adapter is None or connection.description is None:
+                continue
+            if connection.load.adapters.get(adapter.name) == adapter.digest:
                 continue
             incarnation = connection.description.incarnation
             if self._failures.reason(adapter.name, incarnation) is not None:
@@ -254,9 +277,10 @@ class AdapterCatalog:
             return
         [digest] = digests
         async with self._turn:
-            if self._known.get(adapter.name) != adapter:
-                return
             with suppress(RegistryLost):
+                await self._refresh()
+                if self._known.get(adapter.name) != adapter:
+                    return
                 await self.table.remove(adapter.name)
                 agreed = await self.table.add(replace(adapter, digest=digest))
                 self._replace({**self._known, adapter.name: agreed})

@@ -119,9 +119,12 @@ class DirectoryTable:
         try:
             os.link(draft, file)  # unlike a rename it fails if there is one
         except FileExistsError:
-            return decode_adapter(file.read_bytes())
+            try:
+                return decode_adapter(file.read_bytes())
+            except ValueError:  # damaged, as after a loss of power
+                draft.replace(file)
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
         return adapter
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -36,11 +36,28 @@ class Loaded:
     digest: str = ""  # empty: it has not loaded the adapter
     reason: str = ""  # why; empty: the worker has ended
     is_new: bool = False  # the worker did not have the adapter before
+    is_full: bool = False  # the worker has as many adapters as it may have
 
 
-async def load_at_all(connections: Sequence[WorkerConnection], name: str, path: str) -> list[Loaded]:
-    """Load an adapter at workers; those that were lost are left out."""
-    found = await _at_all(connections, lambda each: load_at(each, name, path))
+async def load_at_all(
+    connections: Sequence[WorkerConnection], name: str, path: str, known: Container[str]
+) -> list[Loaded]:
+    """Load an adapter at workers; those that were lost are left out.
+
+    A worker without room for it unloads adapters that are not known: a router that has ended left them there.
+    """
+
+    async def load(connection: WorkerConnection) -> Loaded:
+        loaded = await load_at(connection, name, path)
+        unknown = [each for each in connection.load.adapters if each not in known and each != name]
+        if loaded.is_full and unknown:
+            logger.warning("%s unloads adapters that are not known, to have room: %s", loaded.worker_id, unknown)
+            for each in unknown:
+                await unload_at(connection, each)
+            loaded = await load_at(connection, name, path)
+        return loaded
+
+    found = await _at_all(connections, load)
     return [loaded for loaded in found if loaded.digest or loaded.reason]
 
 
@@ -62,7 +79,8 @@ async def load_at(connection: WorkerConnection, name: str, path: str) -> Loaded:
             await _unload(channel, name)
             response = await _loaded(channel, request)
     except grpc.aio.AioRpcError as error:
-        return Loaded(connection, worker_id, reason="" if error.code() in GONE else _reason(error))
+        is_full = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return Loaded(connection, worker_id, reason="" if error.code() in GONE else _reason(error), is_full=is_full)
     except WorkerLost:
         return Loaded(connection, worker_id)
     digest = response.adapter.digest

@@ -1,6 +1,7 @@
 """Each adapter that cannot be used is refused with the reason."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.engine import Engine
-from baton.engine.errors import InvalidAdapter
+from baton.engine.errors import EngineError, InvalidAdapter
+from baton.engine.lora import registry
+from baton.engine.lora.adapter_files import AdapterFiles
 from tests.adapters import make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.lora.lora_rig import lora_engine
@@ -63,6 +66,10 @@ def change_tensors(adapter: Path, **tensors: torch.Tensor | None) -> None:
         ({"r": "4"}, "r must be a whole number, not '4'"),
         ({"lora_alpha": float("inf")}, "lora_alpha must be a number from"),
         ({"alpha_pattern": {"(": 1}}, "'(' is not a regular expression"),
+        ({"alpha_pattern": {r"(\w+)+!": 1}}, "is too complex: a key may have 4 groups and repeats"),
+        ({"alpha_pattern": {"(.*|.*)" * 9: 1}}, "is too complex"),
+        ({"alpha_pattern": {"a{99999999999}": 1}}, "is not a regular expression: the repetition number is too large"),
+        ({"alpha_pattern": dict.fromkeys(map(str, range(10_001)), 1)}, "has 10001 keys, over the limit of 10000"),
         ({"rank_pattern": {"q_proj": 0}}, "q_proj must be a number from 1 to"),
         ({"r": 5}, "down_proj are [4, 96] and [64, 4], but the config gives it rank 5"),
     ],
@@ -77,7 +84,9 @@ def test_options(engine: Engine, adapter: Path, options: dict[str, Any], expecte
 def test_missing_and_damaged_files(engine: Engine, adapter: Path) -> None:
     whole = (adapter / TENSORS).read_bytes()
     (adapter / TENSORS).write_bytes(whole[:-100])
-    assert f"{TENSORS} is damaged: " in refusal(engine, adapter)
+    message = refusal(engine, adapter)
+    assert message.startswith(f"{TENSORS} is damaged: {adapter / TENSORS} has ")
+    assert "but its header says" in message
     (adapter / TENSORS).unlink()
     assert refusal(engine, adapter).endswith(f"{TENSORS} does not exist")
     (adapter / "adapter_model.bin").touch()
@@ -148,3 +157,54 @@ def test_values_that_are_too_large_for_the_type(model: Path, tmp_path: Path) -> 
     engine = lora_engine(model, lora_dtype="float16")
     assert "are too large for float16; start with --lora-dtype float32" in refusal(engine, adapter)
     lora_engine(model, lora_dtype="float32").adapters.load("a", adapter)
+
+
+@pytest.mark.parametrize("is_shorter", [True, False])
+def test_files_that_change_while_they_are_read(
+    engine: Engine, adapter: Path, monkeypatch: pytest.MonkeyPatch, is_shorter: bool
+) -> None:
+    """Memory that is mapped from the file would end the process, or have other contents than the digest."""
+    expected = engine.adapters.load("a", adapter).digest
+    engine.adapters.unload("a")
+    size, found, low_ranks = (adapter / TENSORS).stat().st_size, list[str](), registry.low_ranks
+
+    def changed(files: AdapterFiles, *others: Any) -> Any:
+        if is_shorter:
+            os.truncate(adapter / TENSORS, 10)
+        else:
+            (adapter / TENSORS).write_bytes(b"\1" * size)
+        found.append(files.digest(others[1]))
+        return low_ranks(files, *others)
+
+    monkeypatch.setattr(registry, "low_ranks", changed)
+    assert engine.adapters.load("a", adapter).digest == expected
+    assert found == [expected]
+    engine.adapters.unload("a")
+
+
+def test_matrices_that_do_not_fit_are_not_read(engine: Engine, adapter: Path) -> None:
+    header = {
+        f"{LAYER}.mlp.down_proj.lora_{side}.weight": {"dtype": "F16", "shape": shape, "data_offsets": offsets}
+        for side, shape, offsets in (
+            ("A", [4, 1 << 36], [0, 1 << 39]),
+            ("B", [64, 4], [1 << 39, (1 << 39) + 512]),
+        )
+    }
+    encoded = json.dumps(header).encode()
+    (adapter / TENSORS).write_bytes(len(encoded).to_bytes(8, "little") + encoded)
+    os.truncate(adapter / TENSORS, 8 + len(encoded) + (1 << 39) + 512)  # sparse
+    assert "down_proj are for 68719476736 inputs and 64 outputs" in refusal(engine, adapter)
+
+
+def test_a_lack_of_memory_is_an_error_of_the_engine(
+    engine: Engine, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other error on a rank that follows would end the worker."""
+
+    def too_large(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(registry, "low_ranks", too_large)
+    with pytest.raises(EngineError, match=r"cannot be loaded: RuntimeError: .*can't allocate memory"):
+        engine.adapters.load("a", adapter)
+    assert not engine.adapters.resident_numbers()

@@ -43,6 +43,10 @@ async def test_tables_in_a_directory(tmp_path: Path) -> None:
     await check_tables(DirectoryTable(tmp_path / "table"), DirectoryTable(tmp_path / "table"))
     (tmp_path / "table" / "x.json").write_text("{}")
     assert len(await DirectoryTable(tmp_path / "table").read()) == 2
+    for file in (tmp_path / "table").iterdir():
+        file.write_bytes(b"")  # as after a loss of power
+    assert await DirectoryTable(tmp_path / "table").add(SQL) == SQL
+    assert await DirectoryTable(tmp_path / "table").read() == {SQL.name: SQL}
     (tmp_path / "file").touch()
     with pytest.raises(RegistryLost, match="file"):
         await DirectoryTable(tmp_path / "file" / "table").add(SQL)

@@ -28,6 +28,7 @@ class AdapterWorker(ScriptedWorker):
         self.adapters: dict[str, str] = {}
         self.other_contents: dict[str, str] = {}  # by path, of a worker with other files
         self.refusal_of_loads: tuple[grpc.StatusCode, str] | None = None
+        self.max_adapters = 1000
         self.loads: list[tuple[str, str]] = []
         self.unloads: list[str] = []
         self.may_load = asyncio.Event()  # cleared: loads hang
@@ -50,6 +51,8 @@ class AdapterWorker(ScriptedWorker):
         digest = hashlib.sha256(content.encode()).hexdigest()
         if self.adapters.get(request.name, digest) != digest:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "it has other contents")
+        if request.name not in self.adapters and len(self.adapters) >= self.max_adapters:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "max_cpu_loras is 1")
         self.adapters[request.name] = digest
         self.news()
         return worker_pb2.LoadAdapterResponse(adapter=adapter_list({request.name: digest}).adapters[0])
