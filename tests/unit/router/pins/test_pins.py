@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
@@ -21,6 +22,7 @@ from baton.simulation.engine.spec import WorkerSpec
 from baton.simulation.workers.app import simulated_workers
 from baton.simulation.workers.worker import SimulatedWorker
 from baton.simulation.workers.worker_config import SimulatedWorkerConfig
+from baton.worker.kv.cache_control import KVCacheService
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.rigs.running_router import DEADLINE_S, RunningRouter, running_router, wait_workers
 
@@ -374,13 +376,17 @@ async def test_a_pin_that_is_deleted_while_it_is_made_is_a_conflict(monkeypatch:
         assert held(worker) == 0
 
 
+async def unavailable(_service: KVCacheService, _call: object, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "it ends")
+
+
 async def test_a_deletion_fails_if_a_worker_that_may_have_the_pin_does_not_respond(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving("both") as (router, (worker,)):
         assert (await pin(router, id="a")).status_code == 200
         with monkeypatch.context() as patch:
-            patch.setattr(worker_pins, "CALL_S", 0.0)
+            patch.setattr(KVCacheService, "_called", unavailable)
             assert (await router.http.delete(f"{PINS}/a")).status_code == 503
         assert held(worker) == 6
         assert (await router.http.delete(f"{PINS}/a")).status_code == 200
