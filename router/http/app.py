@@ -26,6 +26,7 @@ from baton.router.files.errors import error_response as files_error
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import Body, BodyIntake, BodyRoute
 from baton.router.http.exchange import Exchange
+from baton.router.http.headers import IS_HEAD
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
 from baton.router.kserve.errors import error_response as kserve_error
 from baton.router.kserve.http import DESCRIBED, PREFIX, KServeHttp
@@ -75,7 +76,7 @@ class HttpApp:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server omits the body of the response
+            scope = {**scope, "method": "GET", IS_HEAD: True}  # the server omits the body of the response
         await self._others(scope, receive, send)
 
 
