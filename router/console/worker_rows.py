@@ -14,6 +14,7 @@ from baton.router.workers.connection_state import ConnectionState
 MAX_TEXT_CHARS = 160  # of an id, an address or an error
 MAX_TIERS = 6
 SMOOTH_S = 3.0  # time constant of token rates
+MAX_GAP_S = 5 * SMOOTH_S  # between two readings of a rate; longer if nobody watched
 ROLE_ORDER = [role.value for role in WorkerRole]
 
 
@@ -92,11 +93,11 @@ class RateMeter:
     _next: dict[str, _Reading] = field(default_factory=dict)
 
     def read(self, incarnation: str, load: WorkerLoad, now_s: float) -> TokenRates:
-        """Return a worker's rates as of this round; zero in its first."""
+        """Return a worker's rates as of this round; zero in its first, and in the first after `MAX_GAP_S`."""
         generated, prefilled = load.num_generated_tokens, load.num_prefilled_tokens
         last = self._last.get(incarnation)
         rates = TokenRates()
-        if last is not None and now_s > last.at_s:
+        if last is not None and last.at_s < now_s < last.at_s + MAX_GAP_S:
             passed_s = now_s - last.at_s
             weight = 1 - exp(-passed_s / SMOOTH_S)
             old = last.rates
