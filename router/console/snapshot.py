@@ -46,7 +46,6 @@ class StageRow:
 class PlanRow:
     """A decision of the autoscaler."""
 
-    application: str
     time_s: float  # Unix time
     prefill_target: int
     prefill_needed: int
@@ -171,7 +170,6 @@ def _request(live: LiveCompletion, now_s: float) -> RequestRow:
 
 def _plan(plan: PlanReport) -> PlanRow:
     return PlanRow(
-        application=plan.application,
         time_s=plan.time_s,
         prefill_target=plan.prefill.target,
         prefill_needed=plan.prefill.needed,

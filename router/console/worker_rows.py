@@ -49,7 +49,6 @@ class WorkerRow:
     running: int = 0
     waiting: int = 0
     receiving: int = 0  # of `waiting`: their KV is on its way
-    queued_tokens: int = 0
     handovers: int = 0
     rates: TokenRates = TokenRates()
     tiers: tuple[TierRow, ...] = ()
@@ -137,7 +136,6 @@ def worker_row(model: str, connection: WorkerConnection, meter: RateMeter, now_s
         running=load.num_running,
         waiting=load.num_waiting,
         receiving=load.num_receiving,
-        queued_tokens=load.num_queued_tokens,
         handovers=load.handovers,
         rates=meter.read(description.incarnation, load, now_s),
         tiers=tuple(

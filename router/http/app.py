@@ -1,6 +1,7 @@
 """The HTTP application: the handler of each path."""
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -19,6 +20,7 @@ from baton.router.auth.client import Gate
 from baton.router.batches.api import BatchesApi, add_batch_routes
 from baton.router.batches.request import BatchRequest
 from baton.router.console.api import ConsoleApi, index_route
+from baton.router.console.assets import is_built
 from baton.router.embeddings.api import EmbeddingsApi
 from baton.router.embeddings.request import EmbeddingRequest
 from baton.router.files.api import add_file_routes
@@ -43,6 +45,8 @@ from baton.router.responses.errors import error_response as responses_error
 from baton.router.responses.request import ResponseRequest
 from baton.router.responses.stored_api import add_routes
 from baton.router.service import RouterService
+
+logger = logging.getLogger(__name__)
 
 Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
 
@@ -114,10 +118,13 @@ def make_http_app(service: RouterService) -> HttpApp:
     add_file_routes(others, service)
     add_batch_routes(others, service)
     add_pin_routes(others, service)
-    others.router.routes += [*tensors.routes(), index_route(config.console)]
+    has_console = config.console and is_built()
+    if has_console is not config.console:
+        logger.warning("there is no console: its page is missing in this installation")
+    others.router.routes += [*tensors.routes(), index_route(has_console)]
     closing, leaving = ExitStack(), ExitStack()
     closing.callback(intake.reader.close)
-    if config.console:
+    if has_console:
         console = ConsoleApi(service)
         others.router.routes += console.routes()
         closing.callback(console.close)

@@ -13,6 +13,7 @@ from starlette.types import Message
 from baton.router.auth.api_key import hidden
 from baton.router.config import RouterConfig
 from baton.router.console import api
+from baton.router.console.assets import is_built
 from baton.router.console.feed import ConsoleFeed
 from baton.settings.values import OptionError
 from tests.unit.router.api_keys import TestKeys, bearer
@@ -88,6 +89,15 @@ async def test_the_console_can_be_turned_off() -> None:
             assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
         index = await router.http.get("/", headers=PAGE_HEADERS)
         assert (index.status_code, "console" in index.json()) == (200, False)
+
+
+async def test_a_router_whose_page_is_missing_serves_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router.http.app.is_built", lambda: is_built(Path("/nonexistent")))
+    async with running_router(ScriptedWorker()) as router:
+        assert (await router.http.get("/console")).status_code == 404
+        assert "console" not in (await router.http.get("/", headers=PAGE_HEADERS)).json()
+        answer = await router.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        assert answer.status_code == 200
 
 
 async def test_states_follow_the_workers_and_requests(feeds: list[ConsoleFeed]) -> None:
