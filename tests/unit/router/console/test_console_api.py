@@ -194,7 +194,8 @@ async def test_a_client_that_leaves_while_it_does_not_read_leaves_its_place() ->
 @pytest.mark.parametrize("headers", [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}])
 async def test_without_keys_pages_of_other_sites_see_nothing(headers: dict[str, str]) -> None:
     async with running_router(cors_origins=("https://evil.example",)) as router:
-        answer = await router.http.get(EVENTS, headers=headers)
+        async with asyncio.timeout(20):
+            answer = await router.http.get(EVENTS, headers=headers)
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
         async with events(router.http, {"origin": router.url, "sec-fetch-site": "same-origin"}) as reader:
             await reader.state()
