@@ -95,7 +95,9 @@ class Pipeline:
         """
         deadline_s = generation.request.context.deadline_s
         deltas = self._completion(generation, 0) if generation.request.n == 1 else self._completions(generation)
-        return deltas if deadline_s is None else items_within(deadline_s, deltas)
+        if deadline_s is None:
+            return deltas
+        return items_within(deadline_s, deltas, partial(self._metrics.recent.failed, generation.request.request_id))
 
     async def _prepare_in_time(self, request: GenerationRequest) -> Generation:
         deadline_s = request.context.deadline_s

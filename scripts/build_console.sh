@@ -4,7 +4,7 @@
 set -eu
 cd "$(dirname "$0")/../console"
 npm ci --no-audit --no-fund --silent
-npx tsc --noEmit
+npx --no-install tsc --noEmit
 if [ "${1:-}" = "--check" ]; then
     built=$(mktemp -d)
     trap 'rm -rf "$built"' EXIT

@@ -142,8 +142,8 @@ export function App() {
             <span>Baton {state.version}</span>
             <span>policy {state.policy}</span>
             <span>registry {state.registry}</span>
-            <a href="docs">API</a>
-            <a href="metrics">Metrics</a>
+            {!storedKey() && <a href="docs">API</a>} {/* that page has scripts of another host, which could read the key */}
+            {!storedKey() && <a href="metrics">Metrics</a>}
             <a href="console/assets/licenses.txt">Licences</a>
           </>
         )}

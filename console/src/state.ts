@@ -36,7 +36,6 @@ export interface StageRow {
 }
 
 export interface PlanRow {
-  application: string;
   time_s: number;
   prefill_target: number;
   prefill_needed: number;
@@ -101,7 +100,6 @@ export interface WorkerRow {
   running: number;
   waiting: number;
   receiving: number;
-  queued_tokens: number;
   handovers: number;
   rates: { generated: number; prefilled: number };
   tiers: TierRow[];

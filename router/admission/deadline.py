@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -34,13 +34,17 @@ async def result_within(deadline_s: float, work: Coroutine[object, object, T], d
         raise
 
 
-async def items_within(deadline_s: float, stream: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of `stream`. Closes it at the deadline and raises DeadlineExceeded.
+async def items_within(
+    deadline_s: float,
+    stream: AsyncGenerator[T, None],
+    expired: Callable[[DeadlineExceeded], None] = lambda _: None,
+) -> AsyncGenerator[T, None]:
+    """Yield the items of `stream`. Closes it at the deadline, calls `expired` and raises DeadlineExceeded.
 
     A single timer covers the whole stream, also if several tasks read it in turn: one task may begin a stream and
     another end it.
     """
-    expiry = _Expiry(stream)
+    expiry = _Expiry(stream, expired)
     timer = asyncio.get_running_loop().call_later(deadline_s - time.monotonic(), expiry.fire)
     try:
         while True:
@@ -61,8 +65,9 @@ class _Expiry(Generic[T]):
     A context manager around each wait. It converts its own cancellation, and no other, to DeadlineExceeded.
     """
 
-    def __init__(self, stream: AsyncGenerator[T, None]) -> None:
+    def __init__(self, stream: AsyncGenerator[T, None], expired: Callable[[DeadlineExceeded], None]) -> None:
         self._stream = stream
+        self._expired = expired
         self._fired = False
         self._reader: asyncio.Task[object] | None = None
         self._num_cancelling = 0
@@ -72,6 +77,7 @@ class _Expiry(Generic[T]):
     def fire(self) -> None:
         """End the stream: the deadline has passed."""
         self._fired = True
+        self._expired(exceeded("was being generated"))
         if self._reader is None:  # a slow client still reads the last item; close the stream to free the workers
             self._closing = asyncio.create_task(self._close_stream())
         else:

@@ -22,6 +22,9 @@ class Refusal(Enum):
     NO_WORKER = "no_worker"  # there was no decode worker while it waited
 
 
+STATUSES = {Refusal.DRAINING: 503, Refusal.EXPIRED: 504, Refusal.NO_WORKER: 503}  # of HTTP; of all others 429
+
+
 class AdmissionMetrics:
     """Metrics of the router's queue."""
 
@@ -30,9 +33,11 @@ class AdmissionMetrics:
         registry: CollectorRegistry,
         model_name: str,
         num_held: Callable[[], int] = lambda: 0,
-        note_refusal: Callable[[str], None] = lambda _: None,
+        note_refusal: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
-        """`num_held`: completions out of the queue that wait for a first worker. `note_refusal` gets each reason."""
+        """`num_held`: completions out of the queue that wait for a first worker. `note_refusal` gets each reason
+        and its HTTP status.
+        """
         self._registry = registry
         self._note_refusal = note_refusal
         self._num_held = num_held
@@ -70,4 +75,4 @@ class AdmissionMetrics:
     def refused(self, reason: Refusal) -> None:
         """Count a request that was not served."""
         self._refusals[reason].inc()
-        self._note_refusal(reason.value)
+        self._note_refusal(reason.value, STATUSES.get(reason, 429))

@@ -12,7 +12,7 @@ NEEDS_ADMIN = (
     "`admin: true` in the file of --api-keys-file"
 )
 
-PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
+PROXY_HEADERS = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip")
 
 
 class ConsoleAccess:
@@ -24,10 +24,16 @@ class ConsoleAccess:
         self._is_local = is_loopback(config.host)
 
     def check_view(self, headers: Mapping[str, str]) -> None:
-        """Raise Unauthenticated without a valid API key, Forbidden without an admin key."""
+        """Raise Unauthenticated without a valid API key, Forbidden without an admin key.
+
+        Without API keys, raise Forbidden for what another site's page sent: it would take a viewer's place, and
+        read the state if that site may call the API. A browser sends no key by itself.
+        """
         client = self._gate.client(headers)
         if self._needs_key and (client.key is None or not client.key.is_admin):
             raise Forbidden(NEEDS_ADMIN)
+        if not self._needs_key and _is_foreign(headers):
+            raise Forbidden("the request comes from the page of another site")
 
     def can_control(self, headers: Mapping[str, str]) -> bool:
         """Return whether a viewer may control workers: with an admin key, or on this machine if there are no keys.
@@ -38,20 +44,20 @@ class ConsoleAccess:
         if self._needs_key:
             return True
         is_here = self._is_local and is_loopback(host_name(headers.get("host", "")))
-        return is_here and not any(name in headers for name in PROXY_HEADERS)
+        return is_here and not any(name in PROXY_HEADERS or name.startswith("x-forwarded-") for name in headers)
 
     def check_control(self, headers: Mapping[str, str]) -> None:
-        """Raise as `check_view`, or Forbidden for what another site's page may have sent without a key."""
+        """Raise as `check_view`, or Forbidden for a viewer who may not control workers."""
         self.check_view(headers)
-        if self._needs_key:
-            return  # a browser sends no key by itself
         if not self.can_control(headers):
             text = "without API keys, workers are controlled only from the router's own machine"
             raise Forbidden(f"{text}; with API keys {NEEDS_ADMIN}")
-        origin = headers.get("origin", "")
-        is_other = bool(origin) and origin.partition("://")[2] != headers.get("host")
-        if is_other or headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            raise Forbidden("the request comes from the page of another site")
+
+
+def _is_foreign(headers: Mapping[str, str]) -> bool:
+    origin = headers.get("origin", "")
+    is_other = bool(origin) and origin.partition("://")[2] != headers.get("host")
+    return is_other or headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
 
 def host_name(host: str) -> str:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from importlib import metadata
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from baton.router.console.access import ConsoleAccess
 from baton.router.console.assets import SECURITY_HEADERS, ConsoleAssets
@@ -15,7 +17,7 @@ from baton.router.console.controls import WorkerControls, read_order
 from baton.router.console.feed import ConsoleFeed
 from baton.router.console.snapshot import RouterFacts, take_snapshot
 from baton.router.console.worker_rows import RateMeter, WorkerRow, worker_row
-from baton.router.http.headers import read_headers
+from baton.router.http.headers import IS_HEAD, read_headers
 from baton.router.service import RouterService
 from baton.rpc.status import ServiceError
 
@@ -31,6 +33,7 @@ INDEX: Mapping[str, str] = {
     "ready": "/ready",
     "metrics": "/metrics",
 }
+EVENTS_TYPE = "text/event-stream"
 EVENT_HEADERS: Mapping[str, str] = {**SECURITY_HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -92,12 +95,13 @@ class ConsoleApi:
         return self._assets.asset(request.path_params["name"])
 
     async def events(self, request: Request) -> Response:
-        """Return the stream of states. Raises as `check_view`, or Unavailable for too many viewers."""
+        """Return the stream of states; for HEAD its headers. Raises as `check_view` or `check_room`."""
         headers = read_headers(request.scope["headers"])
         self._access.check_view(headers)
-        events = self._events(headers)
-        first = await anext(events)  # raises before the response begins
-        return StreamingResponse(_with_first(first, events), headers=EVENT_HEADERS, media_type="text/event-stream")
+        self._feed.check_room()
+        if request.scope.get(IS_HEAD):
+            return Response(headers=EVENT_HEADERS, media_type=EVENTS_TYPE)
+        return EventsResponse(self._events(headers))
 
     async def order(self, request: Request) -> Response:
         """Carry out an order for a worker. 200: it was done; 202: it goes on. Raises what `WorkerControls.run` does."""
@@ -108,23 +112,24 @@ class ConsoleApi:
 
     async def _events(self, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         """Yield the viewer's rights, then states until its key is removed or the streams end."""
-        async with self._feed.viewer() as viewer:
+        with suppress(ServiceError), self._feed.viewer() as viewer:  # another one may have taken the last place
             yield event("hello", orjson.dumps({"can_control": self._access.can_control(headers)}))
             while (state := await viewer.take()) is not None:
+                self._access.check_view(headers)
                 yield state
-                try:
-                    self._access.check_view(headers)
-                except ServiceError:
-                    return
 
 
-async def _with_first(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    try:
-        yield first
-        async for each in rest:
-            yield each
-    finally:
-        await rest.aclose()
+class EventsResponse(StreamingResponse):
+    """A stream of events that ends with its response, also if the client leaves while it does not read."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers=EVENT_HEADERS, media_type=EVENTS_TYPE)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
 
 
 def event(name: str, data: bytes) -> bytes:

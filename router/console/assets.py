@@ -29,12 +29,17 @@ SECURITY_HEADERS: Mapping[str, str] = {
 FOREVER = "public, max-age=31536000, immutable"  # of files whose names have hashes of their contents
 
 
+def is_built(directory: Path = BUILT) -> bool:
+    """Return whether the page was installed; a package of others may lack it."""
+    return (directory / "index.html").is_file()
+
+
 class ConsoleAssets:
     """The built files, read once."""
 
     def __init__(self, directory: Path = BUILT) -> None:
         self._page = (directory / "index.html").read_bytes()
-        self._assets = {path.name: path.read_bytes() for path in (directory / "assets").iterdir()}
+        self._assets = {path.name: path.read_bytes() for path in (directory / "assets").iterdir() if path.is_file()}
 
     def page(self) -> Response:
         """Return the page."""

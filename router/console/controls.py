@@ -1,6 +1,7 @@
 """Control of workers: drain, undrain, change of role."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +18,8 @@ from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 from baton.rpc.status import Conflict, Unavailable
 from baton.rpc.tls import Security
+
+logger = logging.getLogger(__name__)
 
 ANSWER_S = 2.0  # after which the caller is not kept waiting any more: a drain may take minutes
 MAX_CALLS = 64  # concurrent calls to workers
@@ -65,7 +68,7 @@ class WorkerControls:
     def __init__(self, models: Sequence[ServedModel], security: Security) -> None:
         self._models = models
         self._security = security
-        self._calls: dict[str, asyncio.Task[None]] = {}  # by address
+        self._calls: dict[tuple[str, Action], asyncio.Task[None]] = {}  # by address; an undrain may end a drain
 
     async def run(self, order: Order) -> bool:
         """Carry an order out. Return whether it was done within `ANSWER_S`; otherwise it goes on.
@@ -73,14 +76,14 @@ class WorkerControls:
         Raises FieldError for an unknown worker, Conflict if it refuses or is the last of its role, or Unavailable.
         """
         connection = self._check(order)
-        task = self._calls.get(order.address)
-        if task is not None and order.action is not Action.UNDRAIN:
+        actions = {action for address, action in self._calls if address == order.address}
+        if order.action in actions or (actions and order.action is not Action.UNDRAIN):
             raise Conflict(f"the worker at {order.address} still carries out the last order")
         if len(self._calls) >= MAX_CALLS:
             raise Unavailable(f"{MAX_CALLS} workers carry orders out; wait for some of them")
         task = asyncio.create_task(self._call(connection.address, _call_of(order)), name=f"order for {order.address}")
-        self._calls[order.address] = task
-        task.add_done_callback(partial(self._forget, order.address))
+        self._calls[order.address, order.action] = task
+        task.add_done_callback(partial(self._forget, order))
         done, _ = await asyncio.wait((task,), timeout=ANSWER_S)
         if done:
             task.result()
@@ -91,11 +94,10 @@ class WorkerControls:
         for task in self._calls.values():
             task.cancel()
 
-    def _forget(self, address: str, task: asyncio.Task[None]) -> None:
-        if self._calls.get(address) is task:
-            del self._calls[address]
-        if not task.cancelled():
-            task.exception()  # retrieved; the caller may have left
+    def _forget(self, order: Order, task: asyncio.Task[None]) -> None:
+        del self._calls[order.address, order.action]
+        if not task.cancelled() and (error := task.exception()) is not None:  # the caller may have left
+            logger.warning("the console's order %s for a worker failed: %s", order.action.value, error)
 
     def _check(self, order: Order) -> WorkerConnection:
         for model in self._models:
@@ -107,7 +109,8 @@ class WorkerControls:
                 raise Unavailable(f"the router is not connected to the worker at {order.address}")
             is_leaving = order.action is not Action.UNDRAIN and found.state is ConnectionState.READY
             if is_leaving and not order.force and ROLES[found.description.role] is not order.role:
-                check_replaceable(found, connections)
+                leaving = {address for address, action in self._calls if action is not Action.UNDRAIN}
+                check_replaceable(found, [each for each in connections if each.address not in leaving])
             return found
         raise FieldError("address", f"address: no worker has the address {order.address[:100]}")
 

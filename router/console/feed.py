@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from baton.router.errors import Draining
 from baton.rpc.status import Unavailable
@@ -52,13 +52,17 @@ class ConsoleFeed:
         """Whether states are computed."""
         return self._task is not None
 
-    @asynccontextmanager
-    async def viewer(self) -> AsyncIterator[Viewer]:
-        """Add a viewer for the duration of a `with` block. Raises Unavailable if there are too many, or Draining."""
+    def check_room(self) -> None:
+        """Raise Unavailable if there are too many viewers, or Draining."""
         if self._has_ended:
             raise Draining("the router is shutting down")
         if len(self._viewers) >= self._max_viewers:
             raise Unavailable(f"{self._max_viewers} browsers show the console already; close one of them")
+
+    @contextmanager
+    def viewer(self) -> Iterator[Viewer]:
+        """Add a viewer for the duration of a `with` block. Raises as `check_room`."""
+        self.check_room()
         viewer = Viewer()
         self._viewers.add(viewer)
         if self._task is None:

@@ -46,7 +46,6 @@ class StageRow:
 class PlanRow:
     """A decision of the autoscaler."""
 
-    application: str
     time_s: float  # Unix time
     prefill_target: int
     prefill_needed: int
@@ -61,7 +60,7 @@ class ModelRow:
 
     name: str
     ready: bool
-    waiting: int  # in the router's queue, or for a first worker
+    waiting: int  # in the router's queue, or for a first worker; in no stage
     oldest_wait_s: float
     ttft_target_s: float | None  # None: no targets are set
     tpot_target_s: float | None
@@ -128,7 +127,7 @@ def _model(model: ServedModel) -> ModelRow:
     return ModelRow(
         name=model.name,
         ready=model.is_ready(),
-        waiting=admission.num_waiting + model.first_worker.num_waiting,
+        waiting=admission.num_waiting + model.first_worker.num_waiting - model.first_worker.num_live,
         oldest_wait_s=round(admission.oldest_wait_s, 2),
         ttft_target_s=None if targets is None else targets.ttft_s,
         tpot_target_s=None if targets is None else targets.tpot_s,
@@ -171,7 +170,6 @@ def _request(live: LiveCompletion, now_s: float) -> RequestRow:
 
 def _plan(plan: PlanReport) -> PlanRow:
     return PlanRow(
-        application=plan.application,
         time_s=plan.time_s,
         prefill_target=plan.prefill.target,
         prefill_needed=plan.prefill.needed,

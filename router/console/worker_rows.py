@@ -14,6 +14,7 @@ from baton.router.workers.connection_state import ConnectionState
 MAX_TEXT_CHARS = 160  # of an id, an address or an error
 MAX_TIERS = 6
 SMOOTH_S = 3.0  # time constant of token rates
+MAX_GAP_S = 5 * SMOOTH_S  # between two readings of a rate; longer if nobody watched
 ROLE_ORDER = [role.value for role in WorkerRole]
 
 
@@ -48,7 +49,6 @@ class WorkerRow:
     running: int = 0
     waiting: int = 0
     receiving: int = 0  # of `waiting`: their KV is on its way
-    queued_tokens: int = 0
     handovers: int = 0
     rates: TokenRates = TokenRates()
     tiers: tuple[TierRow, ...] = ()
@@ -92,11 +92,11 @@ class RateMeter:
     _next: dict[str, _Reading] = field(default_factory=dict)
 
     def read(self, incarnation: str, load: WorkerLoad, now_s: float) -> TokenRates:
-        """Return a worker's rates as of this round; zero in its first."""
+        """Return a worker's rates as of this round; zero in its first, and in the first after `MAX_GAP_S`."""
         generated, prefilled = load.num_generated_tokens, load.num_prefilled_tokens
         last = self._last.get(incarnation)
         rates = TokenRates()
-        if last is not None and now_s > last.at_s:
+        if last is not None and last.at_s < now_s < last.at_s + MAX_GAP_S:
             passed_s = now_s - last.at_s
             weight = 1 - exp(-passed_s / SMOOTH_S)
             old = last.rates
@@ -136,7 +136,6 @@ def worker_row(model: str, connection: WorkerConnection, meter: RateMeter, now_s
         running=load.num_running,
         waiting=load.num_waiting,
         receiving=load.num_receiving,
-        queued_tokens=load.num_queued_tokens,
         handovers=load.handovers,
         rates=meter.read(description.incarnation, load, now_s),
         tiers=tuple(

@@ -101,6 +101,7 @@ class Dispatcher:
                         progress.trace.failed(error)
                     if isinstance(error, Draining) or not isinstance(error, QueueFull | Unavailable):
                         raise
+                    self._metrics.live.left(progress.live)
                     await self._take_failure(progress, plan, error)
                     logger.warning("%s is retried: %s", generation.request.request_id, error)
         finally:
@@ -197,7 +198,7 @@ class Dispatcher:
                 break
             except (NoWorker, ImpossiblePlan) as error:
                 failed_s = now_s()
-                if progress.is_blameless and self._first_worker.is_missing and await self._first_worker.wait():
+                if progress.is_blameless and self._first_worker.is_missing and await self._first_worker.wait(True):
                     deadline_s += now_s() - failed_s
                     progress.hold(now_s() - failed_s)
                     continue

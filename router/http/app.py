@@ -1,6 +1,7 @@
 """The HTTP application: the handler of each path."""
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -20,6 +21,7 @@ from baton.router.auth.client import Gate
 from baton.router.batches.api import BatchesApi, add_batch_routes
 from baton.router.batches.request import BatchRequest
 from baton.router.console.api import ConsoleApi, index_route
+from baton.router.console.assets import is_built
 from baton.router.embeddings.api import EmbeddingsApi
 from baton.router.embeddings.request import EmbeddingRequest
 from baton.router.files.api import add_file_routes
@@ -27,6 +29,7 @@ from baton.router.files.errors import error_response as files_error
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import Body, BodyIntake, BodyRoute
 from baton.router.http.exchange import Exchange
+from baton.router.http.headers import IS_HEAD
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
 from baton.router.kserve.errors import error_response as kserve_error
 from baton.router.kserve.http import DESCRIBED, PREFIX, KServeHttp
@@ -44,6 +47,8 @@ from baton.router.responses.request import ResponseRequest
 from baton.router.responses.stored_api import add_routes
 from baton.router.service import RouterService
 from baton.router.tracing.request_trace import CHAT, EMBEDDINGS, TEXT_COMPLETION
+
+logger = logging.getLogger(__name__)
 
 Posts = Mapping[str, BodyRoute[Any]]  # by path; each with its own model
 
@@ -77,7 +82,7 @@ class HttpApp:
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server omits the body of the response
+            scope = {**scope, "method": "GET", IS_HEAD: True}  # the server omits the body of the response
         await self._others(scope, receive, send)
 
 
@@ -122,10 +127,13 @@ def make_http_app(service: RouterService) -> HttpApp:
     add_file_routes(others, service)
     add_batch_routes(others, service)
     add_pin_routes(others, service)
-    others.router.routes += [*tensors.routes(), index_route(config.console)]
+    has_console = config.console and is_built()
+    if has_console is not config.console:
+        logger.warning("there is no console: its page is missing in this installation")
+    others.router.routes += [*tensors.routes(), index_route(has_console)]
     closing, leaving = ExitStack(), ExitStack()
     closing.callback(intake.reader.close)
-    if config.console:
+    if has_console:
         console = ConsoleApi(service)
         others.router.routes += console.routes()
         closing.callback(console.close)

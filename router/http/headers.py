@@ -123,6 +123,7 @@ def _fairness_key(api_key: str, user: str | None) -> str:
     return blake2b(user.encode(), digest_size=8, person=b"user").hexdigest() if user else ""
 
 
+IS_HEAD = "baton.is_head"  # in the scope of a HEAD request, which is served as GET without the body
 REQUEST_ID, RESUMABLE, RESUME = "x-request-id", "x-baton-resumable", "x-baton-resume"
 RESPONSE_HEADERS: Mapping[str, str] = {RESUMABLE: "true"}  # of resumable responses
 POSITION = re.compile(r"tokens=([0-9]{1,9}(?:,[0-9]{1,9})*)(?::([0-9a-f]{8}))?")

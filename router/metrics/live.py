@@ -53,6 +53,11 @@ class LiveCompletions:
         live.num_attempts += 1
         self._enter(live, Stage.PREFILL)
 
+    def left(self, live: LiveCompletion) -> None:
+        """Record that the workers of a completion failed it or gave it away: it waits for others."""
+        live.plan = None
+        self._enter(live, Stage.QUEUED)
+
     def tokens(self, live: LiveCompletion, num_tokens: int) -> None:
         """Record tokens of a completion. After its first token, the second one proves that its KV has moved."""
         live.num_tokens += num_tokens

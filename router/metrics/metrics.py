@@ -139,7 +139,7 @@ class RouterMetrics:
         `ttft_s`: None: it has no token.
         """
         tpot_s = decode_s / (num_tokens - 1) if num_tokens > 1 else None
-        self.recent.ended(ttft_s, tpot_s)
+        self.recent.ended(ttft_s, tpot_s, reason == "error")
         self._success(reason).inc()
         self._output_length.observe(num_tokens)
         if num_tokens:

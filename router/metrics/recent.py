@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baton.membership.registry.router_report import bin_of, quantile_of_bins
 from baton.router.policy.targets import Targets
-from baton.rpc.status import status_of
+from baton.rpc.status import message_of, status_of
 
 SPAN_S = 5.0
 NUM_SPANS = 60  # five minutes
@@ -56,7 +56,7 @@ class Figures:
     tpot_p50_s: float | None = None
     tpot_p95_s: float | None = None
     hit_rate: float | None = None  # share of prompt tokens that no worker had to compute
-    local: int = 0  # completions whose prompt the decode worker computed
+    local: int = 0  # plans by which the decode worker computes the prompt
     remote: int = 0  # the others
     on_target: float | None = None  # share of the completions that met both targets
     errors: int = 0
@@ -84,14 +84,14 @@ class RecentFigures:
         self._began_s = clock()
         self._spans: dict[int, SpanCounts] = {}  # by number, ascending
         self._ended: dict[int, Figures] = {}  # of spans that have ended, once they were asked for
-        self._num_generated = 0  # tokens that no span has yet
+        self._current, self._number, self._ends_s = SpanCounts(), 0, 0.0  # the latest span
 
     def generated(self, num_tokens: int) -> None:
-        """Count tokens. As this is called often, it reads no clock; the next other call assigns the span."""
-        self._num_generated += num_tokens
+        """Count tokens."""
+        self._span().num_generated += num_tokens
 
     def planned(self, kind: str) -> None:
-        """Count a completion that is routed by this kind of plan."""
+        """Count a plan of this kind: a completion that is routed, for the first time or again."""
         self._span().plans["remote" if kind.startswith("remote") else "local"] += 1
 
     def prompt_done(self, num_tokens: int, num_cached_tokens: int) -> None:
@@ -104,43 +104,42 @@ class RecentFigures:
         """Record a TTFT."""
         self._span().ttft[bin_of(waited_s)] += 1
 
-    def ended(self, ttft_s: float | None, tpot_s: float | None) -> None:
-        """Count a completion that ended. `tpot_s`: None for fewer than two tokens."""
+    def ended(self, ttft_s: float | None, tpot_s: float | None, has_failed: bool = False) -> None:
+        """Count a completion that ended. `tpot_s`: None for fewer than two tokens. A failure misses the targets."""
         span = self._span()
         span.num_ended += 1
         if tpot_s is not None:
             span.tpot[bin_of(tpot_s)] += 1
         if self.targets is not None and ttft_s is not None:
             span.num_judged += 1
-            span.num_on_target += ttft_s <= self.targets.ttft_s and (tpot_s or 0.0) <= self.targets.tpot_s
+            is_quick = ttft_s <= self.targets.ttft_s and (tpot_s or 0.0) <= self.targets.tpot_s
+            span.num_on_target += is_quick and not has_failed
 
     def failed(self, request_id: str, error: Exception) -> None:
         """Record a request that failed. Errors of clients are listed, and not counted."""
         status = status_of(error).http
-        text = str(error) or type(error).__name__
+        text = message_of(error) or type(error).__name__
         self._note(status, request_id, text, is_counted=status >= 500 or status == 429)
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: str, status: int) -> None:
         """Record a request that was refused, or given up while it waited."""
-        self._note(429, "", f"refused by the router's queue: {reason}", is_counted=True)
+        self._note(status, "", f"refused by the router's queue: {reason}", is_counted=True)
 
     def series(self) -> list[Figures]:
         """Return the figures of all spans, the oldest first; the last one has not ended."""
-        now_s = self._clock()
-        self._span()
-        current = int(now_s // SPAN_S)
+        counts = self._span()
+        current = self._number
         numbers = range(max(int(self._began_s // SPAN_S), current - NUM_SPANS + 1), current)
         self._ended = {number: self._of_ended(number) for number in numbers}
         begins_s = max(current * SPAN_S, self._began_s)
-        return [*self._ended.values(), figures([self._spans[current]], max(1.0, now_s - begins_s))]
+        return [*self._ended.values(), figures([counts], max(1.0, self._clock() - begins_s))]
 
     def total(self) -> Figures:
         """Return the figures of the last minute."""
-        now_s = self._clock()
         self._span()
-        first = int(now_s // SPAN_S) - TOTAL_SPANS + 1
+        first = self._number - TOTAL_SPANS + 1
         spans = [span for number, span in self._spans.items() if number >= first]
-        return figures(spans, max(1.0, now_s - max(first * SPAN_S, self._began_s)))
+        return figures(spans, max(1.0, self._clock() - max(first * SPAN_S, self._began_s)))
 
     def _of_ended(self, number: int) -> Figures:
         known = self._ended.get(number)
@@ -159,16 +158,14 @@ class RecentFigures:
         self.errors.append(RecentError(round(time.time(), 3), status, request_id, text, num))
 
     def _span(self) -> SpanCounts:
-        """Return the current span, after adding the tokens of `generated`."""
-        number = int(self._clock() // SPAN_S)
-        span = self._spans.get(number)
-        if span is None:
+        """Return the current span. Called for each delta: mostly it only reads the clock."""
+        now_s = self._clock()
+        if now_s >= self._ends_s:
+            number = int(now_s // SPAN_S)
             kept = {each: counts for each, counts in self._spans.items() if each > number - NUM_SPANS}
-            span = SpanCounts()
-            self._spans = {**kept, number: span}
-        span.num_generated += self._num_generated
-        self._num_generated = 0
-        return span
+            self._current, self._number, self._ends_s = SpanCounts(), number, (number + 1) * SPAN_S
+            self._spans = {**kept, number: self._current}
+        return self._current
 
 
 def figures(spans: Iterable[SpanCounts], seconds: float) -> Figures:

@@ -88,6 +88,7 @@ async def test_structured_output_a_wrong_schema_and_the_form_for_the_key() -> No
         await key.fill("sk-admin")
         await key.press("Enter")
         await page.get_by_text("JSON Schema of the output").click()
+        assert not await page.get_by_role("link", name="API").count()  # its scripts could read the key
         schema = page.get_by_label("JSON Schema, Settings")
         await schema.fill("{")
         await page.get_by_role("button", name="Send").click()

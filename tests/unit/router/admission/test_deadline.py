@@ -62,12 +62,13 @@ async def test_a_waiting_reader_gets_deadline_exceeded() -> None:
 
 
 async def test_a_reader_in_another_task_gets_deadline_exceeded() -> None:
-    news = News(1)
-    async with aclosing(items_within(soon(), news.stream())) as limited:
+    news, noted = News(1), list[DeadlineExceeded]()
+    async with aclosing(items_within(soon(), news.stream(), noted.append)) as limited:
         assert await asyncio.create_task(anext(limited)) == 0
         with pytest.raises(DeadlineExceeded):
             await asyncio.create_task(anext(limited))
     assert news.closed.is_set()
+    assert "was being generated" in str(noted)
 
 
 async def test_the_stream_is_closed_at_the_deadline_without_a_reader() -> None:

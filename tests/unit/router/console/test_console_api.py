@@ -2,15 +2,18 @@
 
 import asyncio
 import re
+from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from baton.router.auth.api_key import hidden
 from baton.router.config import RouterConfig
 from baton.router.console import api
+from baton.router.console.assets import is_built
 from baton.router.console.feed import ConsoleFeed
 from baton.settings.values import OptionError
 from tests.unit.router.api_keys import TestKeys, bearer
@@ -88,6 +91,15 @@ async def test_the_console_can_be_turned_off() -> None:
         assert (index.status_code, "console" in index.json()) == (200, False)
 
 
+async def test_a_router_whose_page_is_missing_serves_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router.http.app.is_built", lambda: is_built(Path("/nonexistent")))
+    async with running_router(ScriptedWorker()) as router:
+        assert (await router.http.get("/console")).status_code == 404
+        assert "console" not in (await router.http.get("/", headers=PAGE_HEADERS)).json()
+        answer = await router.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        assert answer.status_code == 200
+
+
 async def test_states_follow_the_workers_and_requests(feeds: list[ConsoleFeed]) -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
@@ -142,6 +154,51 @@ async def test_a_viewer_that_does_not_read_holds_up_nobody() -> None:
             answer = await router.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
             assert answer.status_code == 200
         writer.close()
+
+
+async def test_a_head_request_ends_and_takes_no_place(feeds: list[ConsoleFeed]) -> None:
+    async with running_router() as router:
+        for _ in range(MAX_VIEWERS + 1):
+            async with asyncio.timeout(20):
+                answer = await router.http.head(EVENTS)
+            assert (answer.status_code, answer.content) == (200, b"")
+            assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert not feeds[0].is_running
+
+
+async def test_a_client_that_leaves_while_it_does_not_read_leaves_its_place() -> None:
+    ended: list[bool] = []
+
+    async def states() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"state"
+        finally:
+            ended.append(True)
+
+    is_stuck = asyncio.Event()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            is_stuck.set()
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await is_stuck.wait()
+        return {"type": "http.disconnect"}
+
+    await api.EventsResponse(states())({"type": "http"}, receive, send)
+    assert ended  # at once, not at some collection of garbage
+
+
+@pytest.mark.parametrize("headers", [{"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}])
+async def test_without_keys_pages_of_other_sites_see_nothing(headers: dict[str, str]) -> None:
+    async with running_router(cors_origins=("https://evil.example",)) as router:
+        async with asyncio.timeout(20):
+            answer = await router.http.get(EVENTS, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+        async with events(router.http, {"origin": router.url, "sec-fetch-site": "same-origin"}) as reader:
+            await reader.state()
 
 
 async def test_a_router_that_shuts_down_ends_its_streams() -> None:

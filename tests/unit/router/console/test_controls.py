@@ -1,5 +1,7 @@
 """Orders for workers from the console."""
 
+import asyncio
+
 import pytest
 
 from baton.protos.worker_pb2 import WORKER_ROLE_BOTH, WORKER_ROLE_DECODE, WORKER_ROLE_PREFILL
@@ -60,7 +62,20 @@ async def test_a_long_drain_goes_on_after_the_response(monkeypatch: pytest.Monke
         assert (status, "last order" in text) == (409, True)
         assert (await order(router, "undrain", worker))[0] in (200, 202)
         await wait_workers(router.http, 2, "ready")
+        assert (await order(router, "drain", worker))[0] == 409  # the first one has not returned
         worker.may_drain.set()
+
+
+async def test_two_orders_at_once_do_not_take_the_last_workers_of_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "ANSWER_S", 0.01)
+    workers = ControlledWorker("decode-0"), ControlledWorker("decode-1")
+    for worker in workers:
+        worker.may_drain.clear()
+    async with running_router(*workers) as router:
+        answers = await asyncio.gather(*(order(router, "drain", each) for each in workers))
+        assert sorted(status for status, _ in answers) == [202, 409]
+        for worker in workers:
+            worker.may_drain.set()
 
 
 async def test_wrong_orders_are_refused() -> None:
@@ -95,6 +110,7 @@ async def test_wrong_orders_are_refused() -> None:
         {"sec-fetch-site": "cross-site"},
         {"host": "evil.example:8000"},  # a name that leads to this machine
         {"x-forwarded-for": "203.0.113.7"},  # through a proxy
+        {"x-forwarded-host": "baton.example"},
     ],
 )
 async def test_without_keys_pages_of_other_sites_control_nothing(headers: dict[str, str]) -> None:

@@ -86,8 +86,13 @@ def test_token_rates_are_smoothed_and_forgotten_with_their_worker() -> None:
     assert (rates[0].generated, rates[0].prefilled) == (0.0, 0.0)
     assert 0 < rates[1].generated < rates[3].generated < 100
     assert rates[-1].generated == pytest.approx(100, abs=1)
+    load.num_generated_tokens = 10**6
+    assert meter.read("w/1", load, 4000.0).generated == 0.0  # nobody watched for an hour
     meter.end_round()
-    assert meter.read("w/1", load, 100.0).generated == 0.0
+    assert meter.read("w/1", load, 4001.0).generated == 0.0
+    meter.end_round()
+    meter.end_round()
+    assert meter.read("w/1", load, 4002.0).generated == 0.0
 
 
 @pytest.fixture

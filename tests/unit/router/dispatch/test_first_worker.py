@@ -11,6 +11,7 @@ from baton.protos import common_pb2
 from baton.protos.worker_pb2 import RequestDelta
 from baton.router.pipeline import Pipeline
 from baton.rpc.status import code_number
+from tests.unit.router.console.event_reader import events
 from tests.unit.router.rigs.running_router import RunningRouter, running_router, until, wait_workers
 from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
@@ -73,6 +74,9 @@ async def test_a_request_that_the_last_worker_hands_off_waits_for_the_first_one(
     async with running_router(worker, cold_start_timeout_s=60.0, failover_timeout_s=0.0) as router:
         request = post(router)
         await wait_held(router)
+        async with events(router.http) as reader:
+            [model] = (await reader.state())["models"]
+            assert model["stages"][0]["num"] + model["waiting"] == 1  # the console counts it once
         worker.refusal = None
         await leave(router, worker)
         come_back(worker)

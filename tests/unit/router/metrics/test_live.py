@@ -44,6 +44,8 @@ def test_a_completion_that_moves_is_computed_again_and_keeps_its_ttft() -> None:
     live.routed(moved, LOCAL)
     live.tokens(moved, 5)
     ttft_s = moved.ttft_s
+    live.left(moved)
+    assert (counts(live), moved.plan) == ([1, 0, 0, 0], None)
     live.routed(moved, REMOTE)
     assert (moved.stage, moved.num_attempts, moved.num_tokens) == (Stage.PREFILL, 2, 5)
     live.tokens(moved, 1)
@@ -76,3 +78,18 @@ async def test_a_router_follows_its_requests(monkeypatch: pytest.MonkeyPatch) ->
         for request in requests:
             assert (await request).json()["usage"]["completion_tokens"] == 4
         assert counts(live) == [0, 0, 0, 0]
+
+
+async def test_a_completion_whose_worker_was_lost_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = LiveCompletions()
+    monkeypatch.setattr(router_metrics, "LiveCompletions", lambda: live)
+    decode = ScriptedWorker()
+    decode.go_on.clear()
+    async with running_router(decode) as router:
+        body = {"prompt": "The cat sat", "max_tokens": 4}
+        request = asyncio.create_task(router.http.post("/v1/completions", json=body))
+        await until(lambda: counts(live) == [0, 0, 0, 1])
+        await decode.stop()
+        await until(lambda: counts(live) == [1, 0, 0, 0])
+        request.cancel()
+        await until(lambda: counts(live) == [0, 0, 0, 0])

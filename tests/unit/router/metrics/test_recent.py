@@ -1,7 +1,9 @@
 """Figures of the last minutes."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from baton.router.admission.metrics import AdmissionMetrics, Refusal
 from baton.router.errors import FieldError, NoWorker, Overloaded
 from baton.router.metrics.metrics import CompletionMeter, RouterMetrics
 from baton.router.metrics.recent import NUM_SPANS, SPAN_S, RecentFigures
@@ -61,7 +63,7 @@ def test_errors_in_a_row_are_one_line_and_those_of_clients_are_not_counted() -> 
         recent.failed(f"r{number}", NoWorker("no decode worker is ready"))
     recent.failed("r3", FieldError("prompt", "x" * 5000))
     recent.failed("r4", Overloaded("full", 1))
-    recent.refused("queue_full")
+    recent.refused("queue_full", 429)
     assert [(each.status, each.num, each.request_id) for each in recent.errors] == [
         (503, 3, "r2"), (400, 1, "r3"), (429, 1, "r4"), (429, 1, ""),
     ]  # fmt: skip
@@ -70,6 +72,46 @@ def test_errors_in_a_row_are_one_line_and_those_of_clients_are_not_counted() -> 
     for number in range(100):
         recent.failed("r", NoWorker(str(number)))
     assert len(recent.errors) == recent.errors.maxlen
+
+
+def test_tokens_count_in_the_span_in_which_they_arrive() -> None:
+    clock = Clock()
+    recent = RecentFigures(None, clock)
+    for _ in range(600):  # one long stream, and nobody looks
+        clock.now_s += 1
+        recent.generated(10)
+    assert recent.total().tokens_per_s == pytest.approx(10, rel=0.1)
+    assert {each.tokens_per_s for each in recent.series()[:-1]} == {10.0}
+
+
+def test_figures_that_are_read_at_the_end_of_a_span() -> None:
+    times = iter([1000.0, 1004.9, *[1005.0] * 10])
+    recent = RecentFigures(None, lambda: next(times))
+    assert len(recent.series()) == 1
+
+
+def test_a_completion_that_failed_missed_its_targets_however_quick_it_was() -> None:
+    metrics = RouterMetrics("m", 60, Targets(ttft_s=100.0, tpot_s=100.0))
+    for reason in ("stop", "error"):
+        meter = CompletionMeter(metrics)
+        meter.tokens(1)
+        meter.tokens(1)
+        meter.ended(reason)
+    assert metrics.recent.total().on_target == 0.5
+
+
+def test_refusals_have_the_status_that_clients_get() -> None:
+    recent = RecentFigures(None, Clock())
+    metrics = AdmissionMetrics(CollectorRegistry(), "m", note_refusal=recent.refused)
+    for reason in Refusal:
+        metrics.refused(reason)
+    assert [each.status for each in recent.errors] == [503, 429, 429, 429, 429, 504, 503]
+
+
+def test_an_internal_error_is_listed_without_its_details() -> None:
+    recent = RecentFigures(None, Clock())
+    recent.failed("r0", RuntimeError("/home/operator: a part of a prompt"))
+    assert (recent.errors[0].status, "prompt" in recent.errors[0].text) == (500, False)
 
 
 def test_the_meter_of_a_completion_feeds_the_figures() -> None:
