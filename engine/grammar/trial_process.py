@@ -39,7 +39,10 @@ def main() -> None:
     """Serve until standard input is closed, or until no grammar arrives for IDLE_S."""
     directory, vocab_size, eos = sys.argv[1:]
     eos_token_ids = frozenset(map(int, eos.split(",")))
-    backend = XGrammarBackend(directory, int(vocab_size), eos_token_ids)
+    try:
+        backend = XGrammarBackend(directory, int(vocab_size), eos_token_ids)
+    except InvalidRequest as error:  # the worker's own backend has found the same
+        sys.exit(str(error))
     row = torch.zeros(-(-int(vocab_size) // 32), dtype=torch.int32)
     _limit()
     threading.Thread(target=_end_with_parent, daemon=True).start()

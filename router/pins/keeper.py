@@ -155,6 +155,10 @@ class PinKeeper:
         if pin.ttl_s() <= 0:
             del self._pins[pin.key]
             return
+        if pin.is_everywhere:  # before the first prefill worker was there, or before its role changed
+            idle = {incarnation for incarnation in pin.holders if self._placement.is_idle_at(incarnation)}
+            pin.strays |= idle
+            pin.holders = {incarnation: pin.holders[incarnation] for incarnation in pin.holders.keys() - idle}
         try:
             if pin.strays:
                 await self._leave_strays(pin)

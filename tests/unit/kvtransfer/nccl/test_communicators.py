@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baton.kvtransfer import endpoint
-from baton.kvtransfer.base import KVTransport, PoolIdentity
+from baton.kvtransfer.base import KVTransport, PeerId, PoolIdentity
 from baton.kvtransfer.errors import PeerLost, PeerRefused, TransportUnavailable
 from baton.kvtransfer.nccl import communicator, owner
 from baton.kvtransfer.nccl import communicators as communicator_factory
@@ -157,6 +157,16 @@ async def test_a_failed_communicator_makes_the_transport_unavailable(monkeypatch
         assert holds(ours.pool, 6, 1, 5)
 
 
+async def connected(reader: Side, owner: Side) -> PeerId:
+    """Connect as soon as the other side has ended its last read."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await reader.transport.connect(owner.description)
+            except TransportUnavailable:
+                await asyncio.sleep(0.01)
+
+
 async def test_an_idle_communicator_is_evicted_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communicator_limit, "IDLE_S", 0.0)
     async with sides() as (ours, theirs), sides() as (others, more):
@@ -169,7 +179,7 @@ async def test_an_idle_communicator_is_evicted_on_either_side(monkeypatch: pytes
         await ours.transport.connect(theirs.description)
         assert set(ours.transport.choices) == {first}
         await ours.transport.read(first, [5], [6], PATIENCE_S)
-        again = await others.transport.connect(theirs.description)  # whose limit is one reader
+        again = await connected(others, theirs)  # whose limit is one reader
         await others.transport.read(again, [7], [8], PATIENCE_S)
         assert holds(others.pool, 8, 1, 7)
         await until(lambda: not ours.transport.choices)

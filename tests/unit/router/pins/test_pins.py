@@ -241,8 +241,11 @@ async def test_the_servers_prefixes_are_pinned_on_all_workers_that_compute_promp
         async def are_pinned() -> bool:
             return held(workers[0]) == held(workers[1]) > 0
 
+        async def only_decodes() -> bool:  # it computes prompts until the others are there
+            return held(workers[2]) == 0
+
         await until(are_pinned)
-        assert held(workers[2]) == 0
+        await until(only_decodes)
         assert await pins(router, "sk-a") == []  # they belong to the server
         assert workers[0].core.blocks.prefix_pins.drop_oldest()
         workers[0].core.blocks.prefix_pins._rests_until_s = 0.0
