@@ -38,7 +38,7 @@ def products_with(weight: Tensor) -> dict[str, Product]:
         found[f"{name} bf16"], found[f"{name} int8"] = PairedWeight(weight), Int8PanelWeight(weight)
     panel_weight.product_instructions = lambda: None
     found["torch bf16"] = Linear(weight)
-    if torch.cpu._is_vnni_supported():
+    if torch.cpu._is_vnni_supported() and "ONEDNN_MAX_CPU_ISA" not in os.environ:  # without VNNI it takes minutes
         found["torch int8"] = Int8Weight(weight)
     found["torch fp32"] = _in_fp32(weight.float())
     return found
