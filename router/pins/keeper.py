@@ -156,9 +156,9 @@ class PinKeeper:
             del self._pins[pin.key]
             return
         if pin.is_everywhere:  # before the first prefill worker was there, or before its role changed
-            idle = {incarnation for incarnation in pin.holders if self._placement.is_idle_at(incarnation)}
-            pin.strays |= idle
-            pin.holders = {incarnation: pin.holders[incarnation] for incarnation in pin.holders.keys() - idle}
+            for incarnation in pin.holders.keys() & self._placement.decoders():
+                pin.strays.add(incarnation)
+                del pin.holders[incarnation]
         try:
             if pin.strays:
                 await self._leave_strays(pin)
@@ -187,9 +187,8 @@ class PinKeeper:
             pin.holders |= await hold(connection, pin, is_whole=False)
             current = self._pins.get(pin.key)
             if current is not None and current is not pin and incarnation in current.holders:
-                current.holders[incarnation] = Holding(
-                    num_dropped=-1
-                )  # replaced meanwhile, perhaps by this; asked soon
+                # The pin was replaced meanwhile, perhaps at the worker by this one: ask for it soon.
+                current.holders[incarnation] = Holding(num_dropped=-1)
         except (NotCached, QueueFull) as error:
             del pin.holders[incarnation]
             if not pin.is_everywhere:

@@ -49,12 +49,10 @@ class Placement:
         workers = self._pool.snapshot().workers
         return [each for each in workers if each.role is not WorkerRole.DECODE] or list(workers)
 
-    def is_idle_at(self, incarnation: str) -> bool:
-        """Return whether no prompt meets a pin at a worker: it only decodes, and others compute prompts."""
-        workers = self._pool.snapshot().workers
-        roles = {each.incarnation: each.role for each in workers}
-        has_prefillers = any(role is not WorkerRole.DECODE for role in roles.values())
-        return has_prefillers and roles.get(incarnation) is WorkerRole.DECODE
+    def decoders(self) -> set[str]:
+        """Return the incarnations of the other workers, at which a pin serves no prompt."""
+        prefillers = {each.incarnation for each in self.prefillers()}
+        return {each.incarnation for each in self._pool.snapshot().workers} - prefillers
 
     def check_size(self, pin: Pin) -> None:
         """Raise FieldError for a prefix that is shorter than a block of every worker."""

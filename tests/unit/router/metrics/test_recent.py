@@ -110,7 +110,7 @@ def test_refusals_have_the_status_that_clients_get() -> None:
 
 def test_an_internal_error_is_listed_without_its_details() -> None:
     recent = RecentFigures(None, Clock())
-    recent.failed("r0", RuntimeError("/home/operator: a part of a prompt"))
+    recent.failed("r0", RuntimeError("a part of a prompt"))
     assert (recent.errors[0].status, "prompt" in recent.errors[0].text) == (500, False)
 
 
