@@ -1,9 +1,7 @@
 """The page of metrics that Prometheus scrapes."""
 
-import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,12 +12,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from baton.router.metrics.shared_series import one_page, own_series, pack_series, shared_series, unpack_series
+from baton.router.process_socket import ProcessSocket
 from baton.router.shared_result import SharedResult
 from baton.rpc.metrics_format import plain_accept
 
 logger = logging.getLogger(__name__)
-
-PEER_TIMEOUT_S = 1.0  # a stopped process must not delay the response of the others
 
 
 class ProcessGroup:
@@ -28,65 +25,37 @@ class ProcessGroup:
     def __init__(self, directory: Path, number: int, size: int, series: Collector) -> None:
         """`number`: of this process, from 0 to `size` - 1. `series`: its own and the shared ones."""
         self.number = number
-        self._directory = directory
-        self._size = size
         self._series = series
         self._packed = SharedResult(self._pack)
-        self._server: asyncio.Server | None = None
+        self._socket = ProcessSocket(directory, "router", number, size, lambda _: self._packed.get())
 
     async def __aenter__(self) -> "ProcessGroup":
-        path = self._path(self.number)
-        path.unlink(missing_ok=True)  # left by an earlier process
-        self._server = await asyncio.start_unix_server(self._answer, path)
+        await self._socket.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
-        self._path(self.number).unlink(missing_ok=True)
+        await self._socket.__aexit__(kind, error, trace)
 
     async def page(self) -> Collector:
         """Return the series of all processes, and whether each of them responds."""
-        others = [number for number in range(self._size) if number != self.number]
-        responses = await asyncio.gather(*(self._ask(number) for number in others))
-        by_process = {**dict(zip(others, responses, strict=True)), self.number: list(own_series(self._series))}
+        responses = await self._socket.ask()
+        by_process = {number: _unpacked(response) for number, response in responses.items()}
+        by_process[self.number] = list(own_series(self._series))
         return one_page(dict(sorted(by_process.items())), shared_series(self._series))
-
-    def _path(self, number: int) -> Path:
-        return self._directory / f"router-{number}.sock"
-
-    async def _answer(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            writer.write(await self._packed.get())
-            await writer.drain()
-        except ConnectionError as error:
-            logger.debug("another router process disconnected before it had read the series: %s", error)
-        finally:
-            await _close(writer)
 
     async def _pack(self) -> bytes:
         return pack_series(own_series(self._series))
 
-    async def _ask(self, number: int) -> list[Metric] | None:
-        """Return another process's own series; None if it does not respond."""
-        try:
-            async with asyncio.timeout(PEER_TIMEOUT_S):
-                reader, writer = await asyncio.open_unix_connection(self._path(number))
-                try:
-                    return unpack_series(await reader.read())
-                finally:
-                    await _close(writer)
-        except (OSError, TimeoutError, ValueError) as error:
-            logger.debug("router process %d does not respond: %r", number, error)
-            return None
 
-
-async def _close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with suppress(ConnectionError):  # the other end has closed it
-        await writer.wait_closed()
+def _unpacked(response: bytes | None) -> list[Metric] | None:
+    """Return a process's series; None if it does not respond, or was cut off."""
+    try:
+        return None if response is None else unpack_series(response)
+    except ValueError as error:
+        logger.debug("the series of a router process are unreadable: %r", error)
+        return None
 
 
 @dataclass(frozen=True, slots=True)

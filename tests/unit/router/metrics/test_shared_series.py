@@ -106,7 +106,7 @@ async def test_a_process_without_workers_hides_no_series_of_other_processes(tmp_
 async def test_a_process_that_does_not_respond_is_down_until_it_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.router.metrics.page.PEER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("baton.router.process_socket.PEER_TIMEOUT_S", 0.05)
     group = ProcessGroup(tmp_path, 0, 3, registry_of(1, None))
     # One stands still, as if stopped: it listens and says nothing. Of the other only a dead life's socket is left.
     held: list[asyncio.StreamWriter] = []
