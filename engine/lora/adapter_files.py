@@ -69,7 +69,7 @@ class AdapterFiles:
 
 
 def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]) -> AdapterFiles:
-    """Read an adapter into memory of its own. Raises InvalidAdapter if it is damaged or not supported, or does not fit.
+    """Return an adapter, copied into memory. Raises InvalidAdapter if it is damaged, not supported, or does not fit.
 
     The file is not mapped: one that is replaced meanwhile would change the matrices, and one that is truncated would
     end the process. Matrices that do not fit are not read: they may have any size.

@@ -112,7 +112,7 @@ class SlotMatrices:
 
 
 class StackedAddend:
-    """What the adapters add to the output of one Linear."""
+    """Products of the adapters that are added to the output of one Linear."""
 
     def __init__(self, adapters: StackedAdapters, slots: SlotMatrices) -> None:
         self._adapters = adapters

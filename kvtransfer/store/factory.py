@@ -26,7 +26,7 @@ def open_store(
 ) -> KVStore:
     """Open the store at a URL, or in a directory. Servers are not contacted yet.
 
-    `capacity_bytes`: of a directory; servers have limits of their own. `ttl_s`: time to live of a block after its last
+    `capacity_bytes`: of a directory; servers have their own limits. `ttl_s`: time to live of a block after its last
     use, in S3 after it was stored. `key_file`: of the key that encrypts the blocks, see `sealed`. `name`: of the tier,
     for a directory. Raises OptionError, StoreUnavailable for a directory that cannot be used, MissingExtra.
     """

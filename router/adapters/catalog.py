@@ -303,7 +303,7 @@ class AdapterCatalog:
             raise _unreachable(error) from error
 
     def _replace(self, adapters: Mapping[str, Adapter]) -> None:
-        """Replace the known adapters, and remember those that are gone."""
+        """Replace the known adapters, and remember those that were removed."""
         for name, adapter in self._known.items():
             if name not in adapters:
                 self._removed.pop(name, None)

@@ -28,7 +28,7 @@ Call = Callable[[grpc.aio.Channel], Awaitable[object]]
 
 
 class Action(Enum):
-    """What is done to a worker."""
+    """Change of a worker's state."""
 
     DRAIN = "drain"
     UNDRAIN = "undrain"

@@ -14,7 +14,7 @@ from baton.router.workers.connection_state import ConnectionState
 MAX_TEXT_CHARS = 160  # of an id, an address or an error
 MAX_TIERS = 6
 SMOOTH_S = 3.0  # time constant of token rates
-MAX_GAP_S = 5 * SMOOTH_S  # between two readings of a rate; longer if nobody watched
+MAX_GAP_S = 5 * SMOOTH_S  # between two readings of a rate; after a longer gap without viewers, rates start anew
 ROLE_ORDER = [role.value for role in WorkerRole]
 
 

@@ -18,7 +18,7 @@ MAX_ERROR_CHARS = 240
 
 @dataclass(slots=True)
 class SpanCounts:
-    """What happened within one span."""
+    """Counts of one span of time."""
 
     num_ended: int = 0
     num_errors: int = 0  # failures of the server, and refusals for lack of room

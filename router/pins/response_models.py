@@ -13,7 +13,7 @@ class PinObject(TypedDict):
     model: str
     tokens: int  # of the prefix that are held: whole blocks
     blocks: int  # of all workers
-    bytes: int  # of these blocks
+    bytes: int  # memory of the blocks
     workers: list[str]  # ids; empty while the prefix is placed anew
     expires_at: float  # Unix time
 

@@ -127,7 +127,7 @@ class CachedTokens:
     """Lengths of a prompt's prefix in tokens, by incarnation of the worker that has it; workers without are omitted."""
 
     in_pool: dict[str, int]
-    in_stores: dict[str, int] = field(default_factory=dict)  # in those below its pool
+    in_stores: dict[str, int] = field(default_factory=dict)  # in stores below the pool
 
     @classmethod
     def of(cls, cluster: ClusterSnapshot, cached: dict[str, int], stored: dict[str, int]) -> "CachedTokens":
