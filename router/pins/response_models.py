@@ -14,7 +14,7 @@ class PinObject(TypedDict):
     tokens: int  # of the prefix that are held: whole blocks
     blocks: int  # of all workers
     bytes: int  # memory of the blocks
-    workers: list[str]  # ids; empty while the prefix is placed anew
+    workers: list[str]  # ids; empty while the prefix is placed again
     expires_at: float  # Unix time
 
 
