@@ -12,7 +12,7 @@ from baton.settings.values import OptionError
 
 KINDS = "a directory, file:///PATH, redis://HOST[:PORT][/DB], rediss://HOST[:PORT][/DB] or s3://BUCKET[/PREFIX]"
 S3_OPTIONS = ("endpoint", "region")
-FOLDER = "baton-kv"  # that a store makes in a directory, and uses alone
+FOLDER = "baton-kv"  # a store creates it in a directory, and uses it alone
 
 
 def open_store(

@@ -48,7 +48,7 @@ class WorkerRow:
     kv_used: float = 0.0  # share of its blocks
     running: int = 0
     waiting: int = 0
-    receiving: int = 0  # of `waiting`: their KV is on its way
+    receiving: int = 0  # those of `waiting` whose KV is being received
     handovers: int = 0
     rates: TokenRates = TokenRates()
     tiers: tuple[TierRow, ...] = ()

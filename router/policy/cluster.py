@@ -78,7 +78,7 @@ class WorkerSnapshot:
     fetch_bytes_per_s: float = 0.0  # of KV from the stores below its pool
     kv_stores: tuple[str, ...] = ()  # names of these stores
     num_prefills: int = 0  # prompts computed for other workers, which will not decode here
-    num_awaited_blocks: int = 0  # that its waiting requests need
+    num_awaited_blocks: int = 0  # blocks that its waiting requests need
     num_receiving: int = 0  # requests whose prompts other workers compute for it
     prompt_share: float = 0.0  # recent share of its time spent on prompts
     num_tokens_done: int = 0  # prompt and output tokens since it started
