@@ -132,7 +132,7 @@ def import_(
     try:
         capacity_bytes = parse_size(max_bytes)
     except (ValueError, OverflowError) as error:
-        raise click.UsageError(f"--max-bytes: {max_bytes!r} is no size; give one such as 32GiB") from error
+        raise click.UsageError(f"--max-bytes: {max_bytes!r} is not a size; give one such as 32GiB") from error
     where = "the given fingerprints are" if fingerprint else f"the workers at {url} have"
     manifest = _archived(lambda: read_manifest(directory))
     wanted = set(fingerprint) or _fingerprints(url, api_key, https)

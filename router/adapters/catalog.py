@@ -176,7 +176,7 @@ class AdapterCatalog:
             if (known := self._known.get(name)) is not None:
                 return known
             if len(self._known) >= MAX_ADAPTERS:
-                text = f"{MAX_ADAPTERS} adapters are loaded, as many as may be; unload another one first"
+                text = f"{MAX_ADAPTERS} adapters are loaded, which is the maximum; unload another one first"
                 raise FieldError(NAME, text)
             workers = self._workers()
             if not workers:

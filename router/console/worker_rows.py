@@ -24,7 +24,7 @@ class TierRow:
 
     name: str
     num_bytes: int  # 0: not known
-    capacity_bytes: int  # 0: its own affair
+    capacity_bytes: int  # 0: not limited by the worker
 
 
 @dataclass(frozen=True, slots=True)

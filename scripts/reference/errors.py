@@ -45,7 +45,7 @@ CASES = (
     ),
     _field("prefix_too_short", "the prefix to pin is shorter than a KV block"),
     _field("storage_limit_exceeded", "there is no room for the file, or for results of the batch"),
-    _field("too_many_files", "there are as many files as there may be"),
+    _field("too_many_files", "the maximum number of files has been reached"),
     Case(rpc.Unauthenticated(""), "the API key is missing or unknown"),
     Case(rpc.Forbidden(""), ADMIN_ONLY),
     Case(rpc.NotFound(""), "no such model or adapter"),
