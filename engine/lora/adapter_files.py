@@ -102,7 +102,7 @@ def _modules(source: str, tensors: Iterable[str]) -> list[str]:
     for name in tensors:
         match = NAME.fullmatch(name)
         if match is None or len(name) > MAX_NAME_CHARS or not name.isprintable():
-            raise InvalidAdapter(f"{source}: {shown(name)} is not a LoRA matrix of a linear layer, and is not supported")
+            raise InvalidAdapter(f"{source}: {shown(name)} is not a LoRA matrix of a linear layer: not supported")
         sides.setdefault(match["module"], set()).add(match["side"])
     if not sides:
         raise InvalidAdapter(f"{source} holds no tensors")
