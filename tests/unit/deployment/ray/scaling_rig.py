@@ -11,7 +11,7 @@ from baton.deployment.ray.scaling import PoolsPolicy
 from baton.membership.registry.router_report import RouterReport
 from tests.unit.membership.registry.router_reports import router_report, sums, traffic_report, worker_report
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 SETTINGS = ScalingSettings(budget_gpus=8, upscale_delay_s=0.0, downscale_delay_s=0.0)
 
 

@@ -23,7 +23,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.autoscaling_policy import _apply_app_level_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 AT_ONCE = {"upscale_delay_s": 0.0, "downscale_delay_s": 0.0}
 
 

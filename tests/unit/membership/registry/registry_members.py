@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from baton.membership.registry.base import Lease, Member, Registry, RegistryView
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def make_member(worker_id: str = "decode-0", **changes: object) -> Member:

@@ -24,7 +24,7 @@ from tests.redis_server import HOST, RedisServer, redis_server
 KIND, NAME = "rendezvous", "pools"
 KEY = f"baton:{{default}}:{KIND}:{NAME}"
 FIRST, SECOND = "10.0.0.4:7300", "10.0.0.5:7300"
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest_asyncio.fixture

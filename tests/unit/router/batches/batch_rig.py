@@ -33,7 +33,7 @@ from tests.unit.router.rigs.admission_rig import Rig, Workers
 
 URL = "/v1/completions"
 LIMITS = FolderLimits(file_bytes=1 << 20, tenant_bytes=1 << 20, max_bytes=1 << 20)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 Serve = Callable[[Exchange], Awaitable[None]]
 

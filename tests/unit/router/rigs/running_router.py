@@ -18,7 +18,7 @@ from baton.router.config import RouterConfig
 from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
 MODEL = str(Path(__file__).parents[4] / "baton" / "bundled_model")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True)
