@@ -3,16 +3,16 @@
 import json
 import os
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import rich_click as click
-from rich.console import Console
-from rich.table import Table
 
 from baton.deployment.local.detached.folder import ServerFolder, server_folders
 
 KILLED = "killed"
 STARTING = "starting"
+HEADER = ("NAME", "STATE", "PROCESS", "AGE", "URL", "MODEL", "LOG")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class ListedServer:
         age_s = None if pid is None else round(time.time() - record.started_at_s, 1)
         return cls(folder.name, state, pid, record.url, record.model, age_s, record.log_path)
 
+    def cells(self) -> tuple[str, ...]:
+        """Return the texts below HEADER."""
+        pid = "" if self.pid is None else str(self.pid)
+        return (self.name, self.state, pid, _age(self.age_s), self.url, self.model, self.log)
+
 
 @click.command(name="ps")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
@@ -51,13 +56,16 @@ def command(as_json: bool) -> None:
     elif not servers:
         click.echo("No detached server runs", err=True)
     else:
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for title in ("NAME", "STATE", "PROCESS", "AGE", "URL", "MODEL", "LOG"):
-            table.add_column(title, overflow="fold")
-        for each in servers:
-            pid = "" if each.pid is None else str(each.pid)
-            table.add_row(each.name, each.state, pid, _age(each.age_s), each.url, each.model, each.log)
-        Console(highlight=False, soft_wrap=True).print(table)
+        rows = [each.cells() for each in servers]
+        for line in _aligned([HEADER, *rows]):
+            click.echo(line)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield a line for each row, with columns as wide as their longest cell; a terminal may wrap the last one."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _age(age_s: float | None) -> str:
