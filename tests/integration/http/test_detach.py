@@ -64,7 +64,7 @@ def test_a_detached_server_serves_until_it_is_stopped(run: Run, tmp_path: Path) 
     )
     other = run("serve", "--colocated=1", f"--port={port}", "--detach", "--name=other")
     assert other.returncode == 1
-    assert f"{port} is in use" in other.stderr
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in other.stderr
     assert other.stderr.splitlines()[-1] == f"The log is {Path(server['log']).parents[2] / 'other/logs/serve.log'}"
     assert [each["name"] for each in servers(run)] == [str(port)]
 
