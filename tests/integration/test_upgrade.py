@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.integration.simulated_process import simulated
 from tests.integration.test_simulated_workers import router_of
@@ -13,6 +14,7 @@ from tests.unit.protos.last_release import LastRelease
 PROMPT = "Once upon a time there was a number. " * 40
 
 
+@pytest.mark.slow
 async def test_requests_are_served_and_handed_over_between_releases(tmp_path: Path) -> None:
     """With proxies in front of all workers, router and workers, prefill and decode are of different releases."""
     release = LastRelease.load(tmp_path)

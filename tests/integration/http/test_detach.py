@@ -57,17 +57,6 @@ def test_a_detached_server_serves_until_it_is_stopped(run: Run, tmp_path: Path) 
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 4}, timeout=60)
     assert answer.status_code == 200, answer.text
 
-    again = run("serve", "--colocated=1", f"--port={port}", "--detach")
-    assert (again.returncode, again.stderr) == (
-        1,
-        f"Error: a server named {port} runs already; stop it with `baton stop {port}`\n",
-    )
-    other = run("serve", "--colocated=1", f"--port={port}", "--detach", "--name=other")
-    assert other.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in other.stderr
-    assert other.stderr.splitlines()[-1] == f"The log is {Path(server['log']).parents[2] / 'other/logs/serve.log'}"
-    assert [each["name"] for each in servers(run)] == [str(port)]
-
     process = psutil.Process(server["pid"])
     family = [process, *process.children(recursive=True)]
     stopped = run("stop", "--port", str(port))
@@ -81,11 +70,22 @@ def test_a_detached_server_serves_until_it_is_stopped(run: Run, tmp_path: Path) 
 
 
 @pytest.mark.slow
-async def test_a_killed_server_is_listed_as_such_and_its_name_is_free(run: Run) -> None:
+async def test_names_are_taken_while_a_server_runs_and_free_after_it_was_killed(run: Run, tmp_path: Path) -> None:
     [port] = free_ports("127.0.0.1", 1)
     options = ("--colocated=1", f"--port={port}", "--detach", "--name=one")
     assert run("serve", *options).returncode == 0
-    process = psutil.Process(servers(run)[0]["pid"])
+    again = run("serve", "--colocated=1", f"--port={port}", "--detach", "--name=one")
+    assert (again.returncode, again.stderr) == (
+        1,
+        f"Error: a server named one runs already; stop it with `baton stop one`\n",
+    )
+    other = run("serve", "--colocated=1", f"--port={port}", "--detach", "--name=other")
+    assert other.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in other.stderr
+    assert other.stderr.splitlines()[-1] == f"The log is {tmp_path / 'baton/servers' / 'other/logs/serve.log'}"
+    [server] = servers(run)  # the other one has left no record
+
+    process = psutil.Process(server["pid"])
     family = [process, *process.children(recursive=True)]
     process.send_signal(signal.SIGKILL)
     await wait_gone(*family)  # the workers end with it
