@@ -77,7 +77,7 @@ async def test_names_are_taken_while_a_server_runs_and_free_after_it_was_killed(
     again = run("serve", "--colocated=1", f"--port={port}", "--detach", "--name=one")
     assert (again.returncode, again.stderr) == (
         1,
-        f"Error: a server named one runs already; stop it with `baton stop one`\n",
+        "Error: a server named one runs already; stop it with `baton stop one`\n",
     )
     other = run("serve", "--colocated=1", f"--port={port}", "--detach", "--name=other")
     assert other.returncode == 1
