@@ -24,6 +24,7 @@ class LogBound:
     def __init__(self, paths: Iterable[Path], max_bytes: int) -> None:
         self._paths = tuple(paths)
         self._max_bytes = max_bytes
+        self._failed: set[Path] = set()  # logged once
 
     async def run(self) -> None:
         """Check the logs until cancelled."""
@@ -32,7 +33,7 @@ class LogBound:
             await asyncio.sleep(PERIOD_S)
 
     def check(self) -> None:
-        """Move what is too large. A failure, as on a full disk, is logged and tried again later."""
+        """Move what is too large. A failure, as on a full disk, is logged once and tried again."""
         for path in self._paths:
             try:
                 if path.stat().st_size > self._max_bytes:
@@ -40,7 +41,9 @@ class LogBound:
             except FileNotFoundError:
                 continue  # the process has not started yet
             except OSError as error:
-                logger.warning("cannot shorten %s: %s", path, error)
+                if path not in self._failed:
+                    logger.warning("cannot shorten %s: %s", path, error)
+                self._failed.add(path)
 
 
 def rotate(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from baton.deployment.local.log_bound import LogBound
 
 
@@ -23,9 +25,12 @@ def test_a_log_is_moved_once_it_is_too_large_and_its_writer_goes_on(tmp_path: Pa
     assert path.read_bytes() == b"d"
 
 
-def test_a_log_that_cannot_be_moved_is_kept(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_moved_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "decode-0.log"
     path.write_bytes(b"a" * 101)
     (tmp_path / "decode-0.log.1").mkdir()
-    LogBound([path], max_bytes=100).check()
+    bound = LogBound([path], max_bytes=100)
+    bound.check()
+    bound.check()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [f"cannot shorten {path}"]
     assert path.read_bytes() == b"a" * 101
