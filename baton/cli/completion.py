@@ -13,7 +13,8 @@ VARIABLE = "_BATON_COMPLETE"  # click's name for a program `baton`
 
 @click.command(name="completion")
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
-def command(shell: str | None) -> None:
+@click.pass_context
+def command(context: click.Context, shell: str | None) -> None:
     """Print the completion script for SHELL: bash (from 4.4), zsh or fish. Default: the one in $SHELL.
 
     The script calls `baton` for each completion.
@@ -30,4 +31,4 @@ def command(shell: str | None) -> None:
         raise click.UsageError(f"SHELL: {name or 'none'} is not supported; it must be one of {', '.join(SHELLS)}")
     kind = get_completion_class(name)
     assert kind is not None  # click has all of SHELLS
-    click.echo(kind(click.get_current_context().find_root().command, {}, PROGRAM, VARIABLE).source(), nl=False)
+    click.echo(kind(context.find_root().command, {}, PROGRAM, VARIABLE).source(), nl=False)

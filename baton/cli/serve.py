@@ -95,7 +95,7 @@ def command(
         raise click.UsageError("--ray-address and --registry need --ray")
     settings = load_settings(config_file, with_secrets(flags, os.environ))
     if detachment.is_wanted:
-        detach(detachment, settings.cluster, click.get_current_context())
+        detach(detachment, settings.cluster)
         return
     with (
         detachment.recorded(settings.cluster) as report.record,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import rich_click as click
+from click import get_current_context
 from rich.console import Console
 
 from baton.cli.options.flag_group import Command, Flags, flag_group
@@ -104,7 +105,7 @@ def _log_dir(folder: ServerFolder, cluster: ClusterConfig) -> Path:
     return folder.log_dir if cluster.log_dir is None else Path(cluster.log_dir).expanduser().absolute()
 
 
-def detach(detachment: Detachment, cluster: ClusterConfig, context: click.Context) -> None:
+def detach(detachment: Detachment, cluster: ClusterConfig) -> None:
     """Start the server, and print how to use it. Raises ClickException with the server's error."""
     folder = ServerFolder.named(detachment.name or str(cluster.port), os.environ)
     log_dir = _log_dir(folder, cluster)
@@ -114,7 +115,7 @@ def detach(detachment: Detachment, cluster: ClusterConfig, context: click.Contex
         folder.make()
         log_dir.mkdir(parents=True, exist_ok=True)
         with console.status("starting") as status:
-            argv = _argv(folder, context.meta[ARGUMENTS])
+            argv = _argv(folder, get_current_context().meta[ARGUMENTS])
             pid = start_detached(folder, argv, log_dir / SERVE_LOG, os.environ, status.update)
     except StartFailed as error:
         failure = click.ClickException(str(error))
