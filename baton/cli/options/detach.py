@@ -84,13 +84,14 @@ def _detachment(flags: Flags) -> Detachment:
 
 def detach_flags(command: Command) -> Command:
     """Add --detach and its options to a click command, which receives a `Detachment`."""
-    return flag_group(
+    decorated: Command = flag_group(
         "detachment",
         _detachment,
         click.option("-d", "--detach", is_flag=True, help="Serve in the background, and return once it is ready."),
         click.option("--name", help="With --detach: name for `baton stop` and `baton ps`. Default: the port."),
         click.option("--detached-in", type=click.Path(path_type=Path), hidden=True),
     )(command)
+    return decorated
 
 
 def with_logs(settings: ClusterSettings, detachment: Detachment) -> ClusterSettings:
@@ -106,21 +107,24 @@ def _log_dir(folder: ServerFolder, cluster: ClusterConfig) -> Path:
 
 
 def detach(detachment: Detachment, cluster: ClusterConfig) -> None:
-    """Start the server, and print how to use it. Raises ClickException with the server's error."""
+    """Start the server, and print how to use it.
+
+    Raises ClickException. If the server fails, shows its error and exits with its status.
+    """
     folder = ServerFolder.named(detachment.name or str(cluster.port), os.environ)
     log_dir = _log_dir(folder, cluster)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an interrupted start leaves no server behind
+    context = get_current_context()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         folder.make()
         log_dir.mkdir(parents=True, exist_ok=True)
         with console.status("starting") as status:
-            argv = _argv(folder, get_current_context().meta[ARGUMENTS])
+            argv = _argv(folder, context.meta[ARGUMENTS])
             pid = start_detached(folder, argv, log_dir / SERVE_LOG, os.environ, status.update)
     except StartFailed as error:
-        failure = click.ClickException(str(error))
-        failure.exit_code = error.status if error.status > 0 else 1
-        raise failure from error
+        click.ClickException(str(error)).show()
+        context.exit(error.status if error.status > 0 else 1)
     except (NameTaken, OSError) as error:
         raise click.ClickException(str(error)) from error
     record = folder.record()
