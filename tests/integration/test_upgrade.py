@@ -22,7 +22,7 @@ async def test_requests_are_served_and_handed_over_between_releases(tmp_path: Pa
         proxies = [
             await stack.enter_async_context(last_wire(release, worker["address"])) for worker in simulation["workers"]
         ]
-        addresses = ",".join(address for address, _ in proxies)
+        addresses = ",".join(handler.address for handler in proxies)
         url = await stack.enter_async_context(router_of(addresses, tmp_path, "--local-prefill-below=16"))
         async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
             body = {"model": "bundled_model", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
@@ -34,6 +34,6 @@ async def test_requests_are_served_and_handed_over_between_releases(tmp_path: Pa
         assert first.headers["x-baton-prefill"] == simulation["workers"][0]["worker_id"]
         assert int(first.headers["x-baton-handed-over-tokens"]) > 0
         assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-        called = set.union(*(handler.called for _, handler in proxies))
+        called = set.union(*(handler.called for handler in proxies))
         assert {"/baton.v1.Worker/Watch", "/baton.v1.Decode/Attach", "/baton.v1.Prefill/Prefill"} <= called
-        assert sum(handler.num_shortened for _, handler in proxies) > 0
+        assert sum(handler.num_shortened for handler in proxies) > 0

@@ -24,6 +24,7 @@ class LastWire(grpc.GenericRpcHandler):
     def __init__(self, release: LastRelease, channel: grpc.aio.Channel) -> None:
         self._methods = release.methods()
         self._channel = channel
+        self.address = ""  # the proxy's
         self.called: set[str] = set()
         self.num_shortened = 0
 
@@ -59,19 +60,21 @@ class LastWire(grpc.GenericRpcHandler):
 
     def _shortened(self, descriptor: object, content: bytes) -> bytes:
         known = as_known_to(descriptor, content)  # type: ignore[arg-type]  # protobuf's stubs have two kinds
-        self.num_shortened += len(known) < len(content)
-        return known
+        self.num_shortened += known.ByteSize() < len(content)
+        if known.DESCRIPTOR.name == "WorkerDescription":
+            known.address = self.address  # type: ignore[attr-defined]  # peers come through the proxy too
+        return known.SerializeToString()
 
 
 @asynccontextmanager
-async def last_wire(release: LastRelease, address: str) -> AsyncIterator[tuple[str, LastWire]]:
-    """Serve a worker's address as the last release would; yield the proxy's address."""
+async def last_wire(release: LastRelease, address: str) -> AsyncIterator[LastWire]:
+    """Serve a worker's address as the last release would."""
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         handler = LastWire(release, channel)
         server = grpc.aio.server(handlers=[handler], options=SERVER_OPTIONS)
-        port = server.add_insecure_port("127.0.0.1:0")
+        handler.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
-            yield f"127.0.0.1:{port}", handler
+            yield handler
         finally:
             await server.stop(None)

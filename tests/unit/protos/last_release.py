@@ -59,9 +59,9 @@ class LastRelease:
         return {f"/{each.full_name}/{method.name}": method for each in services for method in each.methods}
 
 
-def as_known_to(descriptor: Descriptor, content: bytes) -> bytes:
-    """Return a message as a program that knows only this descriptor would write it after reading it."""
+def as_known_to(descriptor: Descriptor, content: bytes) -> Message:
+    """Return a message as a program that knows only this descriptor understands it."""
     message: Message = GetMessageClass(descriptor)()
     message.ParseFromString(content)
     message.DiscardUnknownFields()
-    return message.SerializeToString()
+    return message
