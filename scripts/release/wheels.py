@@ -37,16 +37,23 @@ def build_sdist(root: Path, target: Path, epoch: str) -> Path:
 
 
 def build_wheel(root: Path, python: str, sdist: Path, target: Path, epoch: str) -> None:
-    """Build a wheel from the sdist, check it, and give it the oldest manylinux tag that its symbols allow."""
+    """Build a wheel from the sdist."""
     with TemporaryDirectory(prefix="baton-wheel-") as directory:
-        raw = Path(directory) / "raw"
-        wheel = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", raw, sdist]
+        wheel = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory, sdist]
         run(wheel, {"SOURCE_DATE_EPOCH": epoch})
-        [made] = raw.glob("*.whl")
-        run([TOOLS / "auditwheel", "repair", "--wheel-dir", target, made], {"PATH": f"{TOOLS}:{os.environ['PATH']}"})
-        [repaired] = target.glob(made.name.replace("linux_", "*linux_"))
+        [made] = Path(directory).glob("*.whl")
+        finish_wheel(root, python, made, target)
+
+
+def finish_wheel(root: Path, python: str, made: Path, target: Path) -> None:
+    """Give a wheel the oldest manylinux tag that its symbols allow, check it, and move it to the target."""
+    with TemporaryDirectory(prefix="baton-wheel-") as directory:
+        repair = [TOOLS / "auditwheel", "repair", "--wheel-dir", directory, made]
+        run(repair, {"PATH": f"{TOOLS}:{os.environ['PATH']}"})
+        [repaired] = Path(directory).glob("*.whl")
         run([sys.executable, root / "scripts/image/check_wheel.py", repaired])
         load(python, repaired, Path(directory) / "venv")
+        shutil.move(repaired, target)
 
 
 def load(python: str, wheel: Path, environment: Path) -> None:
