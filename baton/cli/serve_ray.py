@@ -25,6 +25,7 @@ from baton.deployment.local.machine import this_machine
 from baton.deployment.local.ports import PortInUse, check_port
 from baton.deployment.local.redis_server import PrivateRedis
 from baton.deployment.local.router_view import with_watch_key
+from baton.deployment.local.service_report import ServiceReport
 from baton.deployment.ray.arguments import read_ray_settings
 from baton.deployment.ray.settings import ROLES, ROUTER, SECTIONS, RaySettings
 from baton.engine.execution.visible_gpus import VisibleGpus, visible_gpus
@@ -148,8 +149,8 @@ def _with_shares(settings: RaySettings, plan: ClusterPlan) -> dict[str, dict[str
     return engines
 
 
-def run(serving: RayServing) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises ClickException."""
+def run(serving: RayServing, report: ServiceReport) -> None:
+    """Serve until SIGTERM or Ctrl-C, and report that it is ready. Raises ClickException."""
     with TemporaryDirectory(prefix="baton-ray-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         _set_environment(_environment(serving, directory))
@@ -159,10 +160,11 @@ def run(serving: RayServing) -> None:
         try:
             if serving.address is None:
                 with own_ray(directory, max(this_machine().num_cores, cpus_of(serving.settings))):
-                    asyncio.run(_serve(serving))
+                    asyncio.run(_serve(serving, report))
             else:
                 with joined_ray(serving.address):
-                    asyncio.run(_serve(replace(serving, settings=with_router_here(serving.settings))))
+                    here = replace(serving, settings=with_router_here(serving.settings))
+                    asyncio.run(_serve(here, report))
         except (RayFailed, OSError) as error:
             raise click.ClickException(f"{error}\nLogs are in {serving.log_dir}") from error
 
@@ -190,7 +192,7 @@ def _environment(serving: RayServing, directory: Path) -> dict[str, str]:
     }
 
 
-async def _serve(serving: RayServing) -> None:
+async def _serve(serving: RayServing, report: ServiceReport) -> None:
     from baton.deployment.ray.cluster import RayCluster
 
     signals = EndSignals()
@@ -206,7 +208,8 @@ async def _serve(serving: RayServing) -> None:
             keeping = asyncio.create_task(redis.keep())
             keeping.add_done_callback(lambda _: signals.stop.set())  # without a registry no new worker is found
             stack.push_async_callback(_ended, keeping)
-        await RayCluster(settings, serving.plan.url, display.show, serving.watch_key).run(signals.stop, signals.kill)
+        listener = report.and_to(display.show)
+        await RayCluster(settings, serving.plan.url, listener, serving.watch_key).run(signals.stop, signals.kill)
 
 
 async def _ended(keeping: asyncio.Task[None]) -> None:

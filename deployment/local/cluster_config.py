@@ -85,6 +85,9 @@ class ClusterConfig:
     log_dir: str | None = option(
         None, "Directory for logs, a file per process. Default: a temporary one, removed after a clean shutdown."
     )
+    max_log_bytes: int = option(
+        64 << 20, "Size at which a process's log is moved to FILE.1, in place of an earlier one.", minimum=1 << 16
+    )
 
     @property
     def num_workers(self) -> dict[Role, int]:

@@ -24,10 +24,10 @@ MODEL = Path(__file__).parents[2] / "baton" / "bundled_model"
 
 
 @asynccontextmanager
-async def router_of(addresses: str, directory: Path) -> AsyncIterator[str]:
+async def router_of(addresses: str, directory: Path, *flags: str) -> AsyncIterator[str]:
     """Run a router for the workers and yield its URL."""
     log = directory / "router.log"
-    argv = (sys.executable, "-m", "baton.router", f"--model={MODEL}", "--port=0", f"--workers={addresses}")
+    argv = (sys.executable, "-m", "baton.router", f"--model={MODEL}", "--port=0", f"--workers={addresses}", *flags)
     child = await ChildProcess.start(ProcessSpec("router", argv, log))
     try:
         async for progress in child.progress():

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 Command = Callable[..., None]
 
@@ -16,8 +17,15 @@ def model_argument(command: Command) -> Command:
     def wrapped(*, model_argument: str | None, model: str | None, **flags: Any) -> None:
         command(**flags, model=one_model(model_argument, model))
 
-    decorated: Command = click.argument("model_argument", metavar="[MODEL]", required=False)(wrapped)
+    argument = click.argument("model_argument", metavar="[MODEL]", required=False, shell_complete=_complete_directories)
+    decorated: Command = argument(wrapped)
     return decorated
+
+
+def _complete_directories(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
 
 
 def one_model(argument: str | None, option: str | None) -> str | None:

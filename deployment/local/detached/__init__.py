@@ -1,0 +1,1 @@
+"""Servers without a terminal: their records, start and stop."""

@@ -1,0 +1,82 @@
+"""Stop of a detached server: the signals of Ctrl-C, to the process that holds its lock and to no other."""
+
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+
+from baton.deployment.local.detached.folder import ServerFolder
+from baton.process.errors import PlainError
+
+CUT_TIMEOUT_S = 15.0  # from the second signal, which ends running requests, to SIGKILL
+
+
+class NotRunning(PlainError):
+    """No process holds the lock of the server."""
+
+
+class OutOfReach(PlainError):
+    """The server runs in another container or on another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedServer:
+    """A server that was stopped."""
+
+    pid: int
+    was_cut: bool  # its running requests were not waited for
+    took_s: float
+
+
+def stop_server(folder: ServerFolder, timeout_s: float | None) -> StoppedServer:
+    """Stop a server, and return once it has ended.
+
+    It lets running requests finish, for up to its own drain timeout; after `timeout_s` they are cut off.
+    Raises NotRunning, OutOfReach and OSError.
+    """
+    begin_s = time.monotonic()
+    pid = folder.holder()
+    if pid is None:
+        raise NotRunning(f"{folder.name} does not run")
+    if pid <= 0:
+        raise OutOfReach(f"{folder.name} runs in another container or on another machine; stop it there")
+    pidfd = _open(pid)
+    # The descriptor names one process for ever. If that holds the lock now, it is the server, whatever its id was
+    # before: the id of a server that has ended meanwhile may be another process's.
+    try:
+        if pidfd is None or folder.holder() != pid:
+            raise NotRunning(f"{folder.name} has just ended")
+        was_cut = _end(pidfd, timeout_s)
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+    if folder.holder() is None:  # otherwise the name has a new server already
+        folder.forget()
+    return StoppedServer(pid, was_cut, time.monotonic() - begin_s)
+
+
+def _open(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _end(pidfd: int, timeout_s: float | None) -> bool:
+    """End a process; return whether it took more than the first signal."""
+    signals = ((signal.SIGTERM, timeout_s), (signal.SIGTERM, CUT_TIMEOUT_S), (signal.SIGKILL, None))
+    for num_sent, (number, wait_s) in enumerate(signals):
+        try:
+            signal.pidfd_send_signal(pidfd, number)
+        except ProcessLookupError:
+            return num_sent > 1
+        if _has_ended(pidfd, wait_s):
+            return num_sent > 0
+    raise AssertionError("SIGKILL ends every process")
+
+
+def _has_ended(pidfd: int, timeout_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else 1e3 * timeout_s))

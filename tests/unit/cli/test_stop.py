@@ -1,0 +1,58 @@
+"""Which servers `baton stop` takes, and what `--detach` refuses; servers that run are in tests/integration/http."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from baton.__main__ import main
+from baton.deployment.local.detached.folder import ServerFolder
+from baton.deployment.local.detached.record import ServerRecord, write_record
+
+
+def run(tmp_path: Path, *words: str) -> Result:
+    return CliRunner().invoke(main, words, env={"XDG_STATE_HOME": str(tmp_path)})
+
+
+def killed(tmp_path: Path, name: str, port: int) -> ServerFolder:
+    """Return a server that was killed: it has a record, and no process holds its lock."""
+    folder = ServerFolder.named(name, {"XDG_STATE_HOME": str(tmp_path)})
+    folder.make()
+    write_record(folder.record_path, ServerRecord(port, f"/logs/{name}", 0.0, "ready", "m", f"http://127.0.0.1:{port}"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("serve", "--name=x"), "--name needs --detach: only detached servers have names"),
+        (("serve", "--detach", "--name=../x"), "--name: '../x' is not allowed; it must be 1 to 64 letters"),
+        (("serve", "--detach", "--ray"), "--detach does not work with --ray; start it as a service of systemd"),
+        (("stop", "none"), "none does not run; `baton ps` lists all detached servers"),
+        (("stop", "../none"), "NAME: '../none' is not allowed; it must be 1 to 64 letters"),
+        (("stop", "a", "--all"), "give one of NAME, --port and --all"),
+        (("stop", "--port=9"), "no detached server has port 9; `baton ps` lists all"),
+        (("stop",), "no detached server runs; Ctrl-C or SIGTERM stops others"),
+    ],
+)
+def test_errors_name_what_to_do(words: tuple[str, ...], error: str, tmp_path: Path) -> None:
+    result = run(tmp_path, *words)
+    assert result.exit_code in (1, 2)
+    assert error in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_server_is_listed_until_it_is_stopped(tmp_path: Path) -> None:
+    killed(tmp_path, "qwen", 8001)
+    killed(tmp_path, "gemma", 8002)
+    listed = run(tmp_path, "ps").output.splitlines()
+    assert [line.split()[:3] for line in listed[1:]] == [
+        ["gemma", "killed", "http://127.0.0.1:8002"],
+        ["qwen", "killed", "http://127.0.0.1:8001"],
+    ]
+    assert listed[0].index("LOG") == listed[1].index("/logs/gemma") == listed[2].index("/logs/qwen")
+    stopped = run(tmp_path, "stop", "--port", "8001")
+    assert stopped.output == "Error: qwen does not run: it was killed. Its log is /logs/qwen\n"
+    assert [each["name"] for each in json.loads(run(tmp_path, "ps", "--json").output)] == ["gemma"]
+    assert run(tmp_path, "stop", "--all").output == ""
