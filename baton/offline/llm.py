@@ -226,7 +226,7 @@ class LLM:
         return None if self._seeds is None else self._seeds.getrandbits(SEED_BITS)
 
 
-def _one_each(name: str, given: T | Sequence[T] | None, kind: type[T], count: int) -> list[T | None]:
+def _one_each(name: str, given: T | Sequence[T | None] | None, kind: type[T], count: int) -> list[T | None]:
     """Return an argument for each prompt, of which one stands for all. Raises ValueError."""
     if given is None or isinstance(given, kind):
         return [given] * count

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
+from threading import Thread
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,19 +16,32 @@ def run_on_own_loop(work: Callable[[], Coroutine[object, object, T]]) -> T:
     If the wait is interrupted, as by Ctrl-C, the coroutine is cancelled and has ended before the exception is raised.
     """
     running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
+    outcome: Future[T] = Future()
 
     async def main() -> T:
-        task = asyncio.current_task()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        running.set_result((asyncio.get_running_loop(), task))
+        running.set_result((loop, task))
         return await work()
 
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="baton-llm") as thread:
-        outcome = thread.submit(asyncio.run, main())
+    def run() -> None:
         try:
-            return outcome.result()
-        except BaseException:
-            loop, task = running.result()
-            with suppress(RuntimeError):  # the loop is closed: the coroutine itself has failed
-                loop.call_soon_threadsafe(task.cancel)
-            raise
+            outcome.set_result(asyncio.run(main()))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    thread = Thread(target=run, name="baton-llm")
+    try:
+        thread.start()
+        return outcome.result()
+    except BaseException:
+        running.add_done_callback(_cancel)  # also if the loop does not run yet
+        if thread.is_alive():
+            thread.join()
+        raise
+
+
+def _cancel(running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]]) -> None:
+    loop, task = running.result()
+    with suppress(RuntimeError):  # the loop is closed: the coroutine itself has failed
+        loop.call_soon_threadsafe(task.cancel)
