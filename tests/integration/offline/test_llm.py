@@ -136,12 +136,12 @@ def test_structured_outputs(llm: LLM) -> None:
     outputs = llm.generate(PROMPTS[:3], params, use_tqdm=False)
     assert {output.outputs[0].text for output in outputs} <= {"yes", "no"}
     wrong = SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))
-    with pytest.raises(RequestFailed, match="structured_outputs.regex"):
+    with pytest.raises(RequestFailed, match=r"structured_outputs.regex"):
         llm.generate(["a"], wrong, use_tqdm=False)
 
 
 def test_one_bad_prompt_is_an_error_before_any_work(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="prompt 2: its .* tokens exceed the context of 4096 tokens"):
+    with pytest.raises(ValueError, match=r"prompt 2: its .* tokens exceed the context of 4096 tokens"):
         llm.generate([*PROMPTS[:2], "word " * 5000], GREEDY, use_tqdm=bar_that_calls(lambda: pytest.fail("began")))
     with pytest.raises(ValueError, match="sampling_params has 1 elements, but there are 2 prompts"):
         llm.generate(PROMPTS[:2], [GREEDY], use_tqdm=False)
@@ -162,7 +162,7 @@ def test_adapters_and_embeddings(colocated: LLM, tmp_path: Path) -> None:
         for each in (None, adapter, adapter)
     )
     assert base != adapted == again
-    with pytest.raises(ValueError, match="give the one in .* another name"):
+    with pytest.raises(ValueError, match=r"give the one in .* another name"):
         colocated.generate([LONG], GREEDY, lora_request=LoRARequest("random", 1, "/elsewhere"))
     first, other, same = colocated.embed(["a list", "a file", "a list"], use_tqdm=False)
     assert first.outputs.embedding == pytest.approx(same.outputs.embedding)
@@ -172,7 +172,7 @@ def test_adapters_and_embeddings(colocated: LLM, tmp_path: Path) -> None:
 
 def test_what_cannot_start_has_a_reason() -> None:
     before = threading.active_count()
-    with pytest.raises(StartFailed, match="would fit|memory"):
+    with pytest.raises(StartFailed, match=r"would fit|memory"):
         LLM(kv_cache_memory_bytes="900GiB")
     with pytest.raises(ValueError, match="max_model_len"):
         LLM(max_model_len=0)
