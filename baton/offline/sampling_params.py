@@ -57,7 +57,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Raise ValueError naming the first parameter that is not supported or out of range."""
         for name, only in ONLY.items():
-            if getattr(self, name) not in (only, only or ()):  # an empty list is the same as None
+            value = getattr(self, name)
+            if value != only and (only or value):  # an empty list is the same as None
                 raise ValueError(f"{name} is not supported; omit it")
         if not 1 <= self.n <= MAX_N:
             raise ValueError(f"n is {self.n}, but must be from 1 to {MAX_N}")

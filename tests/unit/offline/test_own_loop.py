@@ -1,7 +1,7 @@
 """Calls on a loop of their own: from a running loop, errors, and an interrupt, which cancels the work first."""
 
-import _thread
 import asyncio
+import signal
 import threading
 
 import pytest
@@ -31,7 +31,9 @@ def test_an_interrupt_ends_the_work_first() -> None:
     ended = threading.Event()
 
     async def wait() -> None:
-        threading.Timer(0, _thread.interrupt_main).start()  # as Ctrl-C does
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)  # as Ctrl-C does
         try:
             await asyncio.Event().wait()
         finally:
