@@ -58,7 +58,7 @@ class PrivateServer:
         os.register_at_fork(after_in_child=_Disowned(self))
 
     def wait_ready(self) -> Serving:
-        """Wait until all processes serve. Raises StartFailed if they cannot; their logs are then kept."""
+        """Wait until all processes serve. Raises StartFailed if they cannot."""
         with self._progress as lines:
             for line in lines:
                 with suppress(ProgressError):
@@ -67,10 +67,10 @@ class PrivateServer:
                             return Serving(url, max_model_len)
                         case Failed(message):
                             self._child.wait()
-                            raise StartFailed(NAME_OF_ERROR.sub("", message))
+                            raise self._failure(NAME_OF_ERROR.sub("", message))
         status = self._child.wait()
         text = log_tail(self._log, NUM_LINES)
-        raise StartFailed(f"the process of the LLM {describe_exit(status)}\n{text}\nIts log: {self._log}")
+        raise self._failure(f"the process of the LLM {describe_exit(status)}\n{text}\nIts log: {self._log}")
 
     def check(self) -> None:
         """Raise Ended unless the child runs."""
@@ -91,6 +91,12 @@ class PrivateServer:
                     os.killpg(self._child.pid, signal.SIGKILL)
                     self._child.wait()
                 shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _failure(self, message: str) -> StartFailed:
+        """Return the error of a failed start. The directory is kept if the message names a log in it."""
+        if str(self._directory) not in message:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        return StartFailed(message)
 
     def disown(self) -> None:
         """Close our end of the pipe at which the child waits for its end."""

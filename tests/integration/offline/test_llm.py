@@ -50,11 +50,10 @@ def tokens(llm: LLM, prompts: Sequence[str], use_tqdm: Any = False) -> list[list
 
 
 def process(name: str) -> psutil.Process:
-    """Return a process of this process's LLMs: the router, or a worker by its id, of the cluster with two decoders."""
+    """Return the process with a word in its command line, of the LLM with two decode workers."""
     children = psutil.Process().children(recursive=True)
-    [parent] = [each for each in children if any("decode-1" in word for word in each.cmdline())]
-    siblings = psutil.Process(parent.ppid()).children()
-    [found] = [each for each in siblings if any(word.endswith(name) for word in each.cmdline())]
+    [worker] = [each for each in children if "--worker-id=decode-1" in each.cmdline()]
+    [found] = [each for each in psutil.Process(worker.ppid()).children() if name in each.cmdline()]
     return found
 
 
@@ -95,6 +94,7 @@ def test_greedy_tokens_are_those_of_the_http_api(llm: LLM, cluster_url: str) -> 
         "temperature": 0,
         "max_tokens": 24,
         "return_token_ids": True,
+        "repetition_penalty": 1,
     }
     answer = httpx.post(f"{cluster_url}/v1/chat/completions", json=body, timeout=120, trust_env=False).json()
     [output] = llm.chat(body["messages"], SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)  # type: ignore[arg-type]  # a list
@@ -103,7 +103,7 @@ def test_greedy_tokens_are_those_of_the_http_api(llm: LLM, cluster_url: str) -> 
     assert output.outputs[0].text == answer["choices"][0]["message"]["content"]
 
 
-@pytest.mark.parametrize("name", ["decode-0", "prefill-0", "baton.router"])
+@pytest.mark.parametrize("name", ["--worker-id=decode-0", "--worker-id=prefill-0", "baton.router"])
 def test_a_killed_process_loses_no_prompt(llm: LLM, undisturbed: list[list[int]], name: str) -> None:
     assert tokens(llm, PROMPTS, bar_that_calls(process(name).kill)) == undisturbed
 
@@ -156,7 +156,9 @@ async def test_calls_in_threads_in_a_running_loop_and_in_two_llms(llm: LLM, colo
 
 
 def test_adapters_and_embeddings(colocated: LLM, tmp_path: Path) -> None:
-    adapter = LoRARequest("random", 1, str(make_adapter(MODEL, tmp_path / "random")))
+    adapter = LoRARequest(
+        "random", 1, str(make_adapter(MODEL, tmp_path / "random", ("q_proj", "k_proj", "v_proj", "o_proj")))
+    )
     base, adapted, again = (
         colocated.generate([LONG], GREEDY, use_tqdm=False, lora_request=each)[0].outputs[0].token_ids
         for each in (None, adapter, adapter)
