@@ -160,6 +160,7 @@ def _shape(model: ServedModel, body: ChatRequest, exchange: Exchange, generation
         num_top=body.num_logprobs(),
         with_token_ids=body.return_token_ids,
         with_reasoning=body.include_reasoning,
+        names_ids=body.return_tokens_as_token_ids,
     )
     response_id = f"chatcmpl-{exchange.request_id}"
     return ChatShape(response_id, generation, options, model.name, model.tokenizer)

@@ -25,6 +25,7 @@ class ChatOptions:
     num_top: int | None = None  # best candidates of each token; None: no logprobs
     with_token_ids: bool = False
     with_reasoning: bool = True
+    names_ids: bool = False  # in logprobs, tokens are named by their ids and not by their texts
 
 
 class ChatShape:
@@ -140,6 +141,7 @@ class ChatShape:
         return b"}\n\n" if usage is None else b',"usage":' + orjson.dumps(usage) + b"}\n\n"
 
     def _logprobs(self, positions: Sequence[PositionLogprobs]) -> Json | None:
-        if self._options.num_top is None:
+        options = self._options
+        if options.num_top is None:
             return None
-        return {"content": chat_content(positions, self._options.num_top, self._tokenizer)}
+        return {"content": chat_content(positions, options.num_top, self._tokenizer, options.names_ids)}

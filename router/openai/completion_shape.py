@@ -9,7 +9,7 @@ import orjson
 from baton.protos.common_pb2 import PositionLogprobs
 from baton.router.generation import CompletionDelta, Generation
 from baton.router.openai.errors import error_event
-from baton.router.openai.logprobs import completion_block, prompt_positions
+from baton.router.openai.logprobs import completion_block, prompt_positions, token_name
 from baton.router.openai.response import DONE, WholeCompletion, json_fragment
 from baton.router.text.tokenizer import Tokenizer
 
@@ -40,6 +40,7 @@ class CompletionShape:
         with_prompt_logprobs: bool,
         with_token_ids: bool,
         tokenizer: Tokenizer,
+        names_ids: bool = False,  # in logprobs, tokens are named by their ids and not by their texts
     ) -> None:
         self._generations = generations
         self._echoes = echoes
@@ -48,6 +49,7 @@ class CompletionShape:
         self._with_prompt_logprobs = with_prompt_logprobs
         self._with_token_ids = with_token_ids
         self._tokenizer = tokenizer
+        self._token_name = token_name(tokenizer, names_ids)
         self._head: Mapping[str, object] = {
             "id": response_id,
             "object": "text_completion",
@@ -124,7 +126,7 @@ class CompletionShape:
     def _add_prompt_logprobs(self, echo: PromptEcho, positions: Sequence[PositionLogprobs]) -> None:
         """Encode prompt logprobs as they arrive, once for all completions: a long prompt's take seconds."""
         if self._num_top is not None:
-            block = completion_block((), positions, (), self._num_top, self._tokenizer)
+            block = completion_block((), positions, (), self._num_top, self._token_name)
             echo.token_logprobs += block["token_logprobs"]
             echo.top_logprobs += block["top_logprobs"]
 
@@ -133,11 +135,11 @@ class CompletionShape:
     ) -> dict[str, list[object]]:
         start = 0 if echo is None else len(echo.text)
         offsets = [start + offset for offset in completion.text_offsets]
-        block = completion_block(completion.token_ids, completion.logprobs, offsets, num_top, self._tokenizer)
+        block = completion_block(completion.token_ids, completion.logprobs, offsets, num_top, self._token_name)
         if echo is None or not is_first:
             return block
         return {
-            "tokens": [*map(self._tokenizer.token_text, echo.token_ids), *block["tokens"]],
+            "tokens": [*map(self._token_name, echo.token_ids), *block["tokens"]],
             "token_logprobs": [*echo.token_logprobs, *block["token_logprobs"]],
             "top_logprobs": [*echo.top_logprobs, *block["top_logprobs"]],
             "text_offset": [*echo.text_offsets, *block["text_offset"]],

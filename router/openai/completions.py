@@ -140,6 +140,7 @@ def _shape(
         with_prompt_logprobs=body.prompt_logprobs is not None,
         with_token_ids=body.return_token_ids,
         tokenizer=model.tokenizer,
+        names_ids=body.return_tokens_as_token_ids,
     )
 
 

@@ -82,6 +82,7 @@ class GenerationFields(StructuredOutputFields):
     skip_special_tokens: bool = True
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False  # in logprobs, where two tokens may have the same text
     cache_salt: Label | None = None
     user: Label | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX), WHOLE] = 0

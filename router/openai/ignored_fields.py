@@ -47,7 +47,6 @@ class NeutralFields(HarmlessFields):
     chat_template: None = None
     documents: Annotated[list[object], Field(max_length=0, fail_fast=True)] | None = None
     spaces_between_special_tokens: Annotated[Literal[True], BOOLEAN] = True
-    return_tokens_as_token_ids: Annotated[Literal[False], BOOLEAN] = False
     kv_transfer_params: None = None
     mm_processor_kwargs: None = None
     vllm_xargs: None = None

@@ -59,7 +59,9 @@ async def scripted_server(script: Script, tls: ssl.SSLContext | None = None) -> 
         try:
             while not writer.is_closing():
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                length = next(int(line[15:]) for line in head.splitlines() if line.startswith("content-length:"))
+                length = next(
+                    int(line[15:]) for line in head.lower().splitlines() if line.startswith("content-length:")
+                )
                 request = ReceivedRequest(head, await reader.readexactly(length), asyncio.get_running_loop().time())
                 served.requests.append(request)
                 await script(request, writer)

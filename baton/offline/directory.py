@@ -1,0 +1,31 @@
+"""The private directory of an LLM's processes, and the places in it."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import mkdtemp
+
+from baton.rpc.unix_sockets import socket_parent
+from baton.settings.values import OptionError
+
+CONFIG = "config.json"
+SOCKETS = "sockets"
+LOGS = "logs"
+CLUSTER_LOG = "cluster.log"
+
+
+def make_directory(content: Mapping[str, object], log_dir: str | None) -> tuple[Path, Path]:
+    """Make a private directory with a config file, and return it and the directory of the logs.
+
+    Raises OptionError if logs cannot be written.
+    """
+    directory = Path(mkdtemp(prefix="baton-llm-", dir=socket_parent()))
+    (directory / CONFIG).write_text(json.dumps(content))
+    logs = directory / LOGS if log_dir is None else Path(log_dir)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise OptionError(f"log_dir: cannot write logs to {logs}: {error.strerror}") from error
+    return directory, logs

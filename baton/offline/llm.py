@@ -1,0 +1,237 @@
+"""`LLM`: offline inference with prefill and decode workers of its own.
+
+1. The constructor starts a child process, which runs a router and workers for this LLM alone, and loads the tokenizer
+   meanwhile.
+2. A call tokenises and checks all prompts before it sends the first one.
+3. The requests go to the router, as many at a time as the workers can use. Their outputs return in order.
+4. `close`, the end of a `with` block, the garbage collector or the end of this process ends the child and all workers.
+"""
+
+import random
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import TypeVar
+
+from transformers import PreTrainedTokenizerFast
+
+from baton.offline.adapters import LoadedAdapters, LoRARequest, load_request
+from baton.offline.batch_size import max_in_flight
+from baton.offline.completions import Completions
+from baton.offline.embeddings import Embedding
+from baton.offline.errors import Ended
+from baton.offline.options import read_options
+from baton.offline.outputs import EmbeddingRequestOutput, RequestOutput
+from baton.offline.own_loop import run_on_own_loop
+from baton.offline.private_server import PrivateServer
+from baton.offline.progress_bar import ProgressBar, UseTqdm
+from baton.offline.prompts import Message, Prompt, PromptReader, Tokens, as_list
+from baton.offline.requests import Job, Requests
+from baton.offline.sampling_params import SamplingParams
+from baton.router.model_info import read_model_info
+from baton.router.text.tokenizer import Tokenizer
+from baton.router.text.tokenizer_files import read_tokenizer
+
+SEED_BITS = 63
+T = TypeVar("T")
+Conversation = Sequence[Message]
+
+
+class LLM:
+    """A model with prefill and decode workers of its own. A context manager, which closes it."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        num_prefill: int = 1,
+        num_decode: int = 1,
+        seed: int | None = 0,
+        log_dir: str | None = None,
+        **options: object,
+    ) -> None:
+        """Start the workers and wait until they serve.
+
+        `model`: a directory, a GGUF file or a Hugging Face id; None: the bundled model. `num_prefill`: 0 for decode
+        workers that prefill too. `seed`: from which those of requests without one are derived; None: at random.
+        `options`: those of `baton serve`, with underscores, or vLLM's names for them.
+
+        Raises OptionError, a ValueError, for an invalid option; ValueError for a model that cannot be served;
+        StartFailed if the processes cannot start.
+        """
+        chosen = read_options(model, num_prefill, num_decode, log_dir, options)
+        checkpoint = chosen.checkpoint()
+        self._seeds = None if seed is None else random.Random(seed)
+        self._numbers = count()
+        self._adapters = LoadedAdapters()
+        self._tokenizer_turn = Lock()
+        self._tokenizer_directory = str(checkpoint.tokenizer or checkpoint.directory)
+        server = PrivateServer(chosen.at(checkpoint))
+        self._finalizer = weakref.finalize(self, server.close)
+        try:
+            self._tokenizer = Tokenizer(self._tokenizer_directory)
+            info = read_model_info(str(checkpoint.directory), checkpoint.name, chosen.hf_overrides)
+            serving = server.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        self._reader = PromptReader(self._tokenizer, info, serving.max_model_len)
+        self._requests = Requests(serving.url, chosen.key, server.check)
+        self._max_in_flight = max_in_flight(num_decode, chosen.max_num_seqs)
+        self.log_dir: Path = server.log_dir
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Return the completions of each prompt, in order.
+
+        A prompt is a text, a list of token ids, or a mapping with `prompt` or `prompt_token_ids`. `sampling_params`:
+        one for all prompts or one for each; None: the model's defaults. `priority`: lower ones are served first.
+
+        Raises ValueError for invalid input before any work begins, RequestFailed with the index of a prompt that
+        failed, Ended if the LLM was closed.
+        """
+        given = as_list(prompts)
+        tokens = self._tokenize(partial(self._reader.read, given, room=1))
+        return self._complete(tokens, sampling_params, use_tqdm, lora_request, priority)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[RequestOutput]:
+        """Return the completions of each conversation, in order; `messages` is one conversation or several.
+
+        The outputs are the model's text as it is, tool calls and reasoning included. Raises as `generate` does.
+        """
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": list(tools or ()),
+            "chat_template_kwargs": dict(chat_template_kwargs or {}),
+        }
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        bodies = [{"messages": list(each), **options} for each in conversations]
+        tokens = self._tokenize(partial(self._reader.read_chats, bodies))
+        return self._complete(tokens, sampling_params, use_tqdm, lora_request, None)
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = True, dimensions: int | None = None
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of each prompt, in order, of a model with a pooling. Raises as `generate` does."""
+        tokens = self._tokenize(partial(self._reader.read, as_list(prompts), room=0))
+        jobs = [Embedding(self._next_id(), each, dimensions) for each in tokens]
+        return self._send(jobs, self._max_in_flight, use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters in the model's generation_config.json, otherwise the usual ones."""
+        given = self._reader.model.sampling_defaults
+        return SamplingParams(
+            temperature=given.temperature,
+            top_p=given.top_p,
+            top_k=given.top_k,
+            min_p=given.min_p,
+            repetition_penalty=given.repetition_penalty,
+        )
+
+    def get_tokenizer(self) -> PreTrainedTokenizerFast:
+        """Return the model's tokenizer, as `transformers` has it."""
+        return read_tokenizer(self._tokenizer_directory)
+
+    def close(self) -> None:
+        """End the workers and wait for their end. A call that is in progress in another thread fails."""
+        self._finalizer()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _complete(
+        self,
+        tokens: Sequence[Tokens],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: UseTqdm,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        params = _one_each("sampling_params", sampling_params, SamplingParams, len(tokens))
+        adapters = _one_each("lora_request", lora_request, LoRARequest, len(tokens))
+        priorities = _one_each("priority", priority, int, len(tokens))
+        for each in {id(each): each for each in params if each is not None}.values():
+            each.check(self._reader.model.vocab_size)
+        self._load(adapters)
+        jobs = [
+            Completions(
+                request_id=self._next_id(),
+                prompt=prompt,
+                params=chosen,
+                seed=self._seed(chosen),
+                max_model_len=self._reader.max_model_len,
+                tokenizer=self._tokenizer,
+                adapter=adapter,
+                priority=urgency or 0,
+            )
+            for prompt, chosen, adapter, urgency in zip(tokens, params, adapters, priorities, strict=True)
+        ]
+        most = max((1 if each is None else each.n for each in params), default=1)
+        return self._send(jobs, max(1, self._max_in_flight // most), use_tqdm)
+
+    def _send(self, jobs: Sequence[Job[T]], max_in_flight: int, use_tqdm: UseTqdm) -> list[T]:
+        with ProgressBar(use_tqdm, len(jobs), "Processed prompts") as bar:
+            return self._run(partial(self._requests.run, jobs, max_in_flight, bar.advance))
+
+    def _load(self, adapters: Sequence[LoRARequest | None]) -> None:
+        for name, path in self._adapters.missing(adapters).items():
+            self._run(partial(self._requests.post, load_request(name, path)))
+            self._adapters.add(name, path)
+
+    def _tokenize(self, work: Callable[[], Coroutine[object, object, T]]) -> T:
+        """Run work of the tokenizer. Calls from several threads take turns at it."""
+        with self._tokenizer_turn:
+            return self._run(work)
+
+    def _run(self, work: Callable[[], Coroutine[object, object, T]]) -> T:
+        if not self._finalizer.alive:
+            raise Ended("the LLM is closed")
+        return run_on_own_loop(work)
+
+    def _next_id(self) -> str:
+        return str(next(self._numbers))
+
+    def _seed(self, params: SamplingParams | None) -> int | None:
+        """Return the seed of a request: the given one, or the next one of the LLM."""
+        if params is not None and params.seed is not None:
+            return params.seed
+        return None if self._seeds is None else self._seeds.getrandbits(SEED_BITS)
+
+
+def _one_each(name: str, given: T | Sequence[T | None] | None, kind: type[T], count: int) -> list[T | None]:
+    """Return an argument for each prompt, of which one stands for all. Raises ValueError."""
+    if given is None or isinstance(given, kind):
+        return [given] * count
+    if not isinstance(given, Sequence) or any(not isinstance(each, kind | None) for each in given):
+        raise ValueError(f"{name} must be a {kind.__name__}, or a list of them")
+    if len(given) != count:
+        raise ValueError(f"{name} has {len(given)} elements, but there are {count} prompts")
+    return list(given)
