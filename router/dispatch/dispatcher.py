@@ -106,7 +106,7 @@ class Dispatcher:
                     logger.warning("%s is retried: %s", generation.request.request_id, error)
         finally:
             self._release(progress)
-            self._metrics.live.end(progress.live)
+            self._metrics.left(progress.live)
             if num_tokens := len(progress.token_ids) - len(generation.token_ids):
                 self._output_length.note(num_tokens)  # also if it was cancelled: clients stop reading at the end
 
@@ -220,7 +220,7 @@ class Dispatcher:
             plan = replace(plan, prefill_fallbacks=())  # it may end every prefill worker that computes its prompt
         self._pool.take_turn()
         self._metrics.planned(plan.kind.value)
-        self._metrics.live.routed(progress.live, plan)
+        self._metrics.routed(progress.live, plan)
         if progress.trace is not None:
             progress.trace.planned(plan, progress.routed)
         if not progress.attempt:

@@ -30,6 +30,9 @@ class LiveCompletion:
     stage: Stage = Stage.QUEUED
     plan: Plan | None = None  # the current one; None: not routed yet
     num_attempts: int = 0
+    adapter: str = ""  # name of its LoRA adapter; empty: none
+    routed_s: float | None = None  # when it was first sent to workers, on the same clock
+    last_token_s: float = 0.0  # when its last tokens arrived
     ttft_s: float | None = None  # None: no token has arrived
     num_tokens: int = 0  # that workers have generated
 
@@ -51,6 +54,8 @@ class LiveCompletions:
         """Record that a completion is sent to workers, for the first time or again."""
         live.plan = plan
         live.num_attempts += 1
+        if live.routed_s is None:
+            live.routed_s = time.monotonic()
         self._enter(live, Stage.PREFILL)
 
     def left(self, live: LiveCompletion) -> None:
@@ -61,10 +66,11 @@ class LiveCompletions:
     def tokens(self, live: LiveCompletion, num_tokens: int) -> None:
         """Record tokens of a completion. After its first token, the second one proves that its KV has moved."""
         live.num_tokens += num_tokens
+        live.last_token_s = time.monotonic()
         if live.stage is Stage.DECODE:
             return
         if live.ttft_s is None:
-            live.ttft_s = time.monotonic() - live.arrived_s
+            live.ttft_s = live.last_token_s - live.arrived_s
         is_moving = live.stage is Stage.PREFILL and live.plan is not None and live.plan.prefill is not None
         self._enter(live, Stage.HANDOVER if is_moving else Stage.DECODE)
 
@@ -75,6 +81,15 @@ class LiveCompletions:
     def count(self, stage: Stage) -> int:
         """Return the number of completions in a stage."""
         return len(self._by_stage[stage])
+
+    def running(self) -> Iterator[LiveCompletion]:
+        """Yield those that are at workers."""
+        for stage in (Stage.PREFILL, Stage.HANDOVER, Stage.DECODE):
+            yield from self._by_stage[stage]
+
+    def queued(self) -> Iterator[LiveCompletion]:
+        """Yield those that have no workers."""
+        return iter(self._by_stage[Stage.QUEUED])
 
     def longest(self, stage: Stage, limit: int) -> Iterator[LiveCompletion]:
         """Yield those that have been in a stage for the longest time, `limit` at most."""

@@ -57,6 +57,7 @@ class ReportingWorker:
     address: str
     role: WorkerRole
     load: WorkerLoad
+    block_size: int
 
 
 class WorkerSeries(Collector):
@@ -85,6 +86,7 @@ class WorkerSeries(Collector):
             yield counter
         yield from self._accepted(workers)
         yield self._info(workers)
+        yield self._cache_config(workers)
         yield self._transports(workers)
 
     def _workers(self) -> Iterator[ReportingWorker]:
@@ -97,7 +99,12 @@ class WorkerSeries(Collector):
                 name = f"{name}@{connection.address}"
             role = ROLES[description.role]
             yield ReportingWorker(
-                name, description.pool.incarnation, connection.address, role, connection.load.reported
+                name,
+                description.pool.incarnation,
+                connection.address,
+                role,
+                connection.load.reported,
+                description.block_size,
             )
 
     def _accepted(self, workers: Iterable[ReportingWorker]) -> Iterator[CounterMetricFamily]:
@@ -119,6 +126,13 @@ class WorkerSeries(Collector):
         info = GaugeMetricFamily(f"{PREFIX}worker_info", "1 for each worker, with its role and address.", labels=labels)
         for worker in workers:
             info.add_metric((self._model_name, worker.name, worker.role.value, worker.address), 1)
+        return info
+
+    def _cache_config(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
+        labels = (*LABELS, "block_size", "num_gpu_blocks")
+        info = GaugeMetricFamily(f"{PREFIX}cache_config_info", "1, with the sizes of the KV pool.", labels=labels)
+        for worker in workers:
+            info.add_metric((self._model_name, worker.name, str(worker.block_size), str(worker.load.num_blocks)), 1)
         return info
 
     def _transports(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:

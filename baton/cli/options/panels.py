@@ -65,7 +65,7 @@ PANELS = {
     "Registry and Ray": ("registry", "lease_s", "application", "on_ray", "ray_address"),
     "Mutual TLS": ("tls_cert", "tls_key", "tls_ca", "tls_server_name"),
     "Tracing": ("otlp_traces_endpoint", "trace_sample_ratio", "keep_timelines"),
-    "Process": ("config_file", "log_dir", "log_level", "metrics_port", "drain_timeout_s"),
+    "Process": ("config_file", "log_dir", "log_level", "metrics_port", "metrics_names", "drain_timeout_s"),
 }
 
 
