@@ -211,9 +211,7 @@ def test_an_slo_between_buckets_is_refused_with_alerts(slo: dict[str, float]) ->
 @pytest.mark.parametrize(
     ("key", "all_buckets", "longest_s"), [("ttftSeconds", TTFT_BUCKETS_S, 160), ("tpotSeconds", TOKEN_BUCKETS_S, 10)]
 )
-def test_allowed_slo_bounds_are_the_routers_buckets(
-    key: str, all_buckets: tuple[float, ...], longest_s: float
-) -> None:
+def test_allowed_slo_bounds_are_the_routers_buckets(key: str, all_buckets: tuple[float, ...], longest_s: float) -> None:
     buckets = tuple(bound for bound in all_buckets if bound <= longest_s)
     with pytest.raises(HelmError, match="is not a bound") as refused:
         render(merged(MODEL, ON, {"slo": {key: 0.0123}}))
