@@ -31,6 +31,7 @@ from baton.decode_worker.service import RouterSession
 from baton.decode_worker.shared_images import SharedImages
 from baton.engine.outputs import StepOutput
 from baton.engine.scheduling.schedule import Received
+from baton.process.request_scope import request_scope
 from baton.protos import worker_pb2
 from baton.rpc.peers import Channels
 from baton.rpc.tracing.base import Tracer
@@ -96,11 +97,13 @@ class DecodeRequests:
         if not self._table.enter(entry):
             return
         entry.trace = self._tracing.begin("decode", command.traceparent, command.tracestate)
-        if self._stores is NO_STORES:
-            self._add(entry)
-        else:  # a task of the request's, like its fills: an abort cancels it
-            entry.handover = finding = asyncio.create_task(self._find_stored(entry))
-            finding.add_done_callback(partial(self._on_found, entry))
+        with request_scope(command.request_id):
+            logger.debug("a request of %d tokens has arrived", entry.request.num_tokens)
+            if self._stores is NO_STORES:
+                self._add(entry)
+            else:  # a task of the request's, like its fills: an abort cancels it
+                entry.handover = finding = asyncio.create_task(self._find_stored(entry))
+                finding.add_done_callback(partial(self._on_found, entry))
 
     def abort(self, request_id: str, session: RouterSession) -> None:
         """Abort a request; no more deltas follow."""
@@ -154,7 +157,8 @@ class DecodeRequests:
             if entry is None:  # aborted in the meantime
                 self._fills.refuse(request)
             else:
-                self._begin_fill(entry)
+                with request_scope(entry.command.request_id):
+                    self._begin_fill(entry)
 
     def _begin_fill(self, entry: DecodeRequest) -> None:
         """Start the handover or the prefix pull that the request's plan names, or the fetch of stored KV."""

@@ -20,6 +20,7 @@ from baton.engine.pooling.config import PoolingParams
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.prefill_worker.service import beats_until
+from baton.process.request_scope import enter_request
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Context, check_peer, refuse
 from baton.rpc.status import status_of
@@ -104,6 +105,7 @@ class EmbeddingService(worker_pb2_grpc.EmbeddingsServicer):
         self, request: worker_pb2.EmbedRequest, context: Context
     ) -> AsyncIterator[worker_pb2.EmbedEvent]:
         """Compute the embeddings of a batch of inputs."""
+        enter_request(request.request_id)
         host = self._host
         ours = WorkerIdentity(host.identity.incarnation, host.origin.fingerprint)
         await check_peer(context, ours, request.incarnation, request.fingerprint)

@@ -15,6 +15,7 @@ However the call ends, its request is aborted in the engine, which frees everyth
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -28,6 +29,7 @@ from baton.engine.request import BlockId, FinishReason, Request, RequestId
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
 from baton.process.progress import HEARTBEAT_S
+from baton.process.request_scope import enter_request
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.peers import Channels, Context, check_peer
 from baton.rpc.requests import engine_request, logprobs_to_proto
@@ -39,6 +41,8 @@ from baton.worker.kv.receives import KVReceives
 from baton.worker.kv.source import Announcements, announcements_for
 from baton.worker.reporting import WorkerCounters
 from baton.worker.request_trace import NO_TRACING, WorkerTrace, WorkerTracing
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -198,6 +202,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         self, request: worker_pb2.PrefillRequest, context: Context
     ) -> AsyncIterator[worker_pb2.PrefillEvent]:
         """Compute a prompt and announce its blocks; they are held until the caller ends the call."""
+        enter_request(request.request_id)
+        logger.debug("a prompt of %d tokens has arrived", len(request.token_ids))
         host = self._host
         await check_peer(context, host.identity, request.incarnation, request.fingerprint)
         if self._drain.has_begun:

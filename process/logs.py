@@ -1,4 +1,7 @@
-"""Logging of every Baton process: one line per record, with time, level and process name."""
+"""Logging of every Baton process: one line per record, with time, level, process name and the request if any.
+
+`log_records.py` reads them.
+"""
 
 import faulthandler
 import logging
@@ -7,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+from baton.process.request_scope import current_request
 
 BURST = 20  # records of one kind in a burst
 PER_S = 1.0  # records of one kind per second after that
@@ -73,15 +78,25 @@ def dump_stacks_on_signal() -> None:
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
 
 
+def note_request(record: logging.LogRecord) -> bool:
+    """Add the request of the running task to a record, unless its text names it."""
+    request_id = current_request()
+    record.request = f"[{request_id}] " if request_id and request_id not in record.getMessage() else ""
+    return True
+
+
 def set_up_logging(process_name: str, level: str) -> None:
     """Log records from `level` up to standard error, with times in UTC and a rate limit."""
     formatter = logging.Formatter(
-        f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {process_name} %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+        f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {process_name} %(name)s: %(request)s%(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+        defaults={"request": ""},
     )
     formatter.converter = time.gmtime
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     handler.addFilter(LogLimit())
+    handler.addFilter(note_request)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     for name in NOISY:

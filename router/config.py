@@ -14,8 +14,17 @@ from baton.router.model_options import (
     read_model_options,
 )
 from baton.router.request_limits import RequestLimits
-from baton.settings.names import is_loopback
-from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
+from baton.settings.names import MetricsNames, is_loopback
+from baton.settings.options import (
+    METRICS_NAMES,
+    PROGRESS_FD,
+    TLS_CA,
+    TLS_CERT,
+    TLS_KEY,
+    TLS_SERVER_NAME,
+    described,
+    option,
+)
 from baton.settings.otlp_endpoint import OTLP_ENDPOINT, check_otlp_endpoint
 from baton.settings.values import JsonText, OptionError
 
@@ -174,6 +183,7 @@ class RouterConfig(RequestLimits):
     drain_timeout_s: float = option(
         30.0, "Maximum seconds to wait for running requests at shutdown.", minimum=0, aliases=("--shutdown-timeout",)
     )
+    metrics_names: MetricsNames = option("baton", METRICS_NAMES)
     otlp_traces_endpoint: str | None = option(None, OTLP_ENDPOINT, aliases=("--otlp-endpoint",))
     trace_sample_ratio: float = option(
         1.0,

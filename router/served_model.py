@@ -1,6 +1,7 @@
 """One of the models that a router serves."""
 
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from baton.router.dispatch.retries import FailoverLimits
 from baton.router.errors import NoWorker
 from baton.router.images.base import PromptImages
 from baton.router.images.factory import make_prompt_images
-from baton.router.metrics.metrics import RouterMetrics
+from baton.router.metrics.adapter_series import AdapterRequests
+from baton.router.metrics.metrics import PREFIX, RouterMetrics
 from baton.router.metrics.plan_series import PlanSeries
 from baton.router.metrics.pool_series import PoolSeries
 from baton.router.metrics.pools_report import PoolsReporter
@@ -41,6 +43,7 @@ from baton.router.policy.named_policies import make_policy
 from baton.router.policy.policy import Policy
 from baton.router.policy.targets import Targets
 from baton.router.text.tokenizer import Tokenizer
+from baton.router.workers.connection import WorkerConnection
 from baton.router.workers.pool import WorkerPool
 from baton.router.workers.worker_models import WorkerModels
 from baton.rpc.tls import Security
@@ -119,6 +122,8 @@ class ModelMaker:
         metrics = RouterMetrics(info.name, config.traffic_window_s, targets)
         metrics.registry.register(WorkerSeries(pool, info.name))
         metrics.registry.register(PoolSeries(pool, info.name))
+        if config.metrics_names != "baton":
+            metrics.registry.register(AdapterRequests(metrics.live, lambda: max_loras(pool.connections), PREFIX))
         plan = PlanSeries(registry, info.name)
         metrics.registry.register(plan)
         policy = make_policy(config.policy, config.local_prefill_below, targets)
@@ -176,3 +181,9 @@ class ModelMaker:
 def _targets(config: RouterConfig) -> Targets | None:
     promised_s = config.promised_s()
     return Targets(promised_s["ttft"], promised_s["tpot"]) if promised_s else None
+
+
+def max_loras(connections: Iterable[WorkerConnection]) -> int:
+    """Return the largest number of adapters in a step of any worker; 0: none has adapters."""
+    descriptions = (connection.description for connection in connections)
+    return max((each.adapters.max_loras for each in descriptions if each is not None), default=0)

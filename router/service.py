@@ -89,7 +89,7 @@ def make_service(config: RouterConfig) -> RouterService:
         batch_folder=None if files is None else BatchFolder(files.folder),
         registry=registry,
         group=group,
-        metrics_page=MetricsPage(series, group),
+        metrics_page=MetricsPage(series, group, config.metrics_names),
         processes=processes,
         recording=open_recording(config),
     )

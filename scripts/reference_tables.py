@@ -12,6 +12,7 @@ from scripts.reference.errors import errors, other_errors
 from scripts.reference.headers import request_headers, response_headers
 from scripts.reference.metrics import router_metrics, worker_metrics
 from scripts.reference.tables import filled
+from scripts.reference.vllm_metrics import vllm_absent, vllm_metrics
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 TABLES = {
@@ -22,6 +23,8 @@ TABLES = {
     "request_headers": request_headers,
     "response_headers": response_headers,
     "router_metrics": router_metrics,
+    "vllm_absent": vllm_absent,
+    "vllm_metrics": vllm_metrics,
     "worker_metrics": worker_metrics,
 }
 

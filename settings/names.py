@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from baton.settings.values import OptionError
 
 Role = Literal["prefill", "decode", "both"]
+MetricsNames = Literal["baton", "vllm", "both"]
 TRANSPORTS = ("auto", "shared_memory", "nixl", "tcp")  # of KV in host memory
 GPU_TRANSPORTS = ("auto", "nixl", "nccl", "staged")  # of KV on GPUs
 MAX_NAME_CHARS = 128

@@ -84,6 +84,7 @@ def described(text: str) -> dict[str, Help]:
 # Help texts of options that several processes have.
 LEASE_S = "Seconds after which the registry drops a process that does not renew its entry."
 PROGRESS_FD = "File descriptor of a pipe for progress messages."
+METRICS_NAMES = "Names of the series in /metrics: Baton's (prefix baton:), vLLM's (vllm:), or both."
 TLS_CERT = "PEM file with this process's certificate, for mutual TLS between Baton's processes."
 TLS_KEY = "PEM file with the certificate's key."
 TLS_CA = "PEM file with the authority that signed the certificate of every process."

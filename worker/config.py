@@ -3,8 +3,18 @@
 from dataclasses import dataclass, field
 
 from baton.engine.config import EngineConfig
-from baton.settings.names import GPU_TRANSPORTS, TRANSPORTS, WILDCARDS, Role, is_loopback, registered_name
-from baton.settings.options import LEASE_S, PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
+from baton.settings.names import GPU_TRANSPORTS, TRANSPORTS, WILDCARDS, MetricsNames, Role, is_loopback, registered_name
+from baton.settings.options import (
+    LEASE_S,
+    METRICS_NAMES,
+    PROGRESS_FD,
+    TLS_CA,
+    TLS_CERT,
+    TLS_KEY,
+    TLS_SERVER_NAME,
+    described,
+    option,
+)
 from baton.settings.otlp_endpoint import OTLP_ENDPOINT, check_otlp_endpoint
 from baton.settings.registry_url import parse_registry_url
 from baton.settings.values import OptionError
@@ -163,6 +173,7 @@ class WorkerConfig:
         maximum=1024,
     )
     strict: bool = option(False, "Start only if every check of the machine by `baton doctor` is ok.")
+    metrics_names: MetricsNames = option("baton", METRICS_NAMES)
     otlp_traces_endpoint: str | None = option(None, OTLP_ENDPOINT, aliases=("--otlp-endpoint",))
     tls_cert: str | None = option(None, TLS_CERT)
     tls_key: str | None = option(None, TLS_KEY)

@@ -51,6 +51,7 @@ class WorkerSnapshot:
     is_short_of_ranks: bool
     saved_s: Mapping[str, float]  # seconds of prefill, by tier
     block_bytes: int
+    block_size: int
 
 
 class WorkerMetrics(Collector):
@@ -73,7 +74,7 @@ class WorkerMetrics(Collector):
         saved_s = self._saved_prefill.note({POOL: stats.num_cached_tokens, **found}, stats.prefill_tokens_per_s)
         is_short = self._host.is_short_of_ranks
         return WorkerSnapshot(
-            stats, replace(self._counters), transports, experts, is_short, saved_s, self._host.block_bytes
+            stats, replace(self._counters), transports, experts, is_short, saved_s, self._host.block_bytes, block_size
         )
 
     def collect(self) -> Iterator[Family]:
@@ -84,6 +85,7 @@ class WorkerMetrics(Collector):
         yield self._gauge("num_requests_running", "Requests in the batch.", stats.num_running)
         yield self._gauge("num_requests_waiting", "Requests admitted and not in the batch.", stats.num_waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", usage)
+        yield self._cache_config(snapshot.block_size, stats.num_blocks)
         yield self._gauge("step_seconds", "Seconds per step, recent average.", stats.step_s)
         yield self._gauge("prefill_tokens_per_second", "Measured rate of prompt tokens.", stats.prefill_tokens_per_s)
         yield self._gauge(
@@ -120,6 +122,13 @@ class WorkerMetrics(Collector):
         yield transports
         if snapshot.experts is not None:
             yield from self._of_experts(snapshot.experts, snapshot.is_short_of_ranks)
+
+    def _cache_config(self, block_size: int, num_blocks: int) -> Family:
+        """Return the metric whose labels are the sizes of the KV pool."""
+        labels = {**self._labels, "block_size": str(block_size), "num_gpu_blocks": str(num_blocks)}
+        info = GaugeMetricFamily("baton:cache_config_info", "1, with the sizes of the KV pool.", labels=list(labels))
+        info.add_metric(list(labels.values()), 1)
+        return info
 
     def _of_grammars(self, grammars: GrammarCounters) -> Iterator[Family]:
         """Yield the metrics of structured output."""

@@ -30,6 +30,7 @@ from baton.rpc.peers import Channels
 from baton.rpc.tls import Security, make_security
 from baton.rpc.tracing.base import Tracer
 from baton.rpc.tracing.factory import open_tracer
+from baton.rpc.vllm_names import OF_WORKER, NamedSeries
 from baton.worker.adapters.worker_adapters import WorkerAdapters
 from baton.worker.config import WorkerConfig
 from baton.worker.device import require_gpus
@@ -159,9 +160,8 @@ async def _serve(
     await worker_health.begin(lives.current.service_names)
     watching = asyncio.create_task(watchdog.run(), name="watchdog")
     if config.metrics_port is not None:
-        serve_metrics(
-            WorkerMetrics(host, core.counters, config.worker_id, core.model_name), config.host, config.metrics_port
-        )
+        metrics = WorkerMetrics(host, core.counters, config.worker_id, core.model_name)
+        serve_metrics(NamedSeries(metrics, config.metrics_names, OF_WORKER), config.host, config.metrics_port)
     progress.ready(address=address)
     logger.info("%s worker %s serves at %s", config.role, config.worker_id, address)
     try:

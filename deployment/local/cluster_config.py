@@ -175,7 +175,7 @@ ROUTER_PLANNED = frozenset(
             "workers",
             "registry",
         ),
-        *("progress_fd", "drain_timeout_s", "otlp_traces_endpoint"),  # the workers' options
+        *("progress_fd", "drain_timeout_s", "metrics_names", "otlp_traces_endpoint"),  # the workers' options
         *("processes", "process", "group_dir", "process_states", "tls_cert", "tls_key", "tls_ca", "tls_server_name"),
         *("ssl_ca_certs", "ssl_cert_reqs"),  # the cluster itself polls /workers, without a client certificate
     }

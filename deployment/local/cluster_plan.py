@@ -33,7 +33,7 @@ from baton.worker.memory import memory_need
 
 WORKER_HOST = "127.0.0.1"  # for KV reads over TCP
 RENDEZVOUS = "rendezvous"
-SHARED = ("drain_timeout_s", "otlp_traces_endpoint")  # options of the workers that the router has too
+SHARED = ("drain_timeout_s", "metrics_names", "otlp_traces_endpoint")  # options of the workers that the router has too
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 # The module that Python runs, and its first argument.
 WORKER_COMMAND = ("baton", "worker")

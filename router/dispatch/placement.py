@@ -113,7 +113,7 @@ class Placement:
         """Record a plan in the metrics, the trace and the pool's order of equal workers."""
         self._pool.take_turn()
         self._metrics.planned(plan.kind.value)
-        self._metrics.live.routed(progress.live, plan)
+        self._metrics.routed(progress.live, plan)
         if progress.trace is not None:
             progress.trace.planned(plan, progress.routed)
         if not progress.attempt:

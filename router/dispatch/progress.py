@@ -82,5 +82,10 @@ def live_completion(generation: Generation, index: int) -> LiveCompletion:
     """Return the completion as the console shows it."""
     request = generation.request
     return LiveCompletion(
-        request.request_id, index, len(generation.token_ids), generation.sampling.max_tokens, request.context.arrived_s
+        request.request_id,
+        index,
+        len(generation.token_ids),
+        generation.sampling.max_tokens,
+        request.context.arrived_s,
+        adapter="" if request.adapter is None else request.adapter.name,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from grpc.aio import ServicerContext
 
+from baton.process.request_scope import enter_request
 from baton.router.auth.client import Client
 from baton.router.errors import Overloaded
 from baton.router.grpc.auth_interceptor import text_metadata
@@ -42,11 +43,15 @@ def counted(
 def traced(
     service: RouterService, operation: str, request_id: str, context: ServicerContext[Any, Any], client: Client
 ) -> Iterator[RequestTrace | None]:
-    """Record a call during a `with` block, if it is to be recorded. An invalid id is not."""
+    """Name a call's request in the log, and record the call during a `with` block if it is to be recorded.
+
+    An invalid id is neither named nor recorded.
+    """
     recording = service.recording
     trace = None
+    known_id = request_id if is_name(request_id) else ""  # the call ends with an error
+    enter_request(known_id)
     if recording is not None:
-        known_id = request_id if is_name(request_id) else ""  # the call ends with an error
         trace = recording.begin(operation, known_id, text_metadata(context.invocation_metadata()), client)
     if recording is None or trace is None:
         yield None

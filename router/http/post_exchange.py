@@ -11,6 +11,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from baton.process.request_scope import enter_request
 from baton.router.admission.body_budget import Upload
 from baton.router.admission.unread_output import UnreadOutput, UnreadShare
 from baton.router.auth.client import ANONYMOUS, Client
@@ -305,6 +306,7 @@ class PostExchange(RequestResponseCycle):
         self.on_response()
 
     async def _run(self) -> None:
+        enter_request(self.request_id)
         try:
             await self._route.serve(self)
         except Exception:

@@ -1,6 +1,14 @@
 """Series of requests by LoRA adapter; all other series of a model include them."""
 
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from baton.router.metrics.live import LiveCompletion, LiveCompletions
 
 MAX_NAMES = 100  # with separate series; each is kept until the router ends
 OTHER = "other"  # name of all further adapters together
@@ -36,3 +44,31 @@ class AdapterSeries:
             return OTHER
         self._names.add(name)
         return name
+
+
+class AdapterRequests(Collector):
+    """The adapters of the completions in flight as labels, as in vLLM, with the time as value.
+
+    Each combination of adapters is a series of its own, so this is collected only with vLLM's names.
+    """
+
+    def __init__(self, live: LiveCompletions, max_loras: Callable[[], int], prefix: str) -> None:
+        """`max_loras`: adapters in a step of a worker; 0: workers have none, and then there is no series."""
+        self._live = live
+        self._max_loras = max_loras
+        self._name = f"{prefix}lora_requests_info"
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the series."""
+        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        family = GaugeMetricFamily(self._name, "Adapters of the completions in flight.", labels=labels)
+        if max_loras := self._max_loras():
+            waiting, running = _adapters(self._live.queued()), _adapters(self._live.running())
+            family.add_metric((str(max_loras), waiting, running), time.time())
+        yield family
+
+
+def _adapters(completions: Iterable[LiveCompletion]) -> str:
+    """Return the distinct adapters of completions, separated by commas, `MAX_NAMES` at most."""
+    names = dict.fromkeys(each.adapter for each in completions if each.adapter)
+    return ",".join(islice(names, MAX_NAMES))

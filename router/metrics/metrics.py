@@ -8,18 +8,90 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 
 from baton.router.metrics.adapter_series import AdapterSeries
 from baton.router.metrics.histogram import LoopHistogram
-from baton.router.metrics.live import LiveCompletions
+from baton.router.metrics.live import LiveCompletion, LiveCompletions
+from baton.router.metrics.phases import PhaseSeries
 from baton.router.metrics.recent import RecentFigures
 from baton.router.metrics.traffic import Traffic
 from baton.router.parsing.base import CallEnd, CallStart, OutputPart
+from baton.router.policy.cluster import Plan
 from baton.router.policy.targets import Targets
 from baton.router.tracing.request_trace import RequestTrace
 
 PREFIX = "baton:"
 
-TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
-TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
-REQUEST_BUCKETS_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+TTFT_BUCKETS_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+TOKEN_BUCKETS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+REQUEST_BUCKETS_S = (
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1,
+    1.5,
+    2,
+    2.5,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    60,
+    120,
+    240,
+    480,
+    960,
+    1920,
+    7680,
+)
 COMPLETION_BUCKETS = (1, 2, 5, 10, 20)
 LENGTH_BUCKETS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 
@@ -36,6 +108,7 @@ class RouterMetrics:
         self.adapters = AdapterSeries(self.registry, model_name, PREFIX)
         self.recent = RecentFigures(targets)
         self.live = LiveCompletions()
+        self._phases = PhaseSeries(self.registry, model_name, PREFIX, REQUEST_BUCKETS_S)
         self._prompt_tokens = self._count("prompt_tokens", "Prompt tokens of the requests served.")
         self._generation_tokens = self._count("generation_tokens", "Tokens generated.")
         self._prefix_cache_queries = self._count("prefix_cache_queries", "Prompt tokens looked up in prefix caches.")
@@ -88,6 +161,16 @@ class RouterMetrics:
         """Record the options of a prompt that is to be served."""
         self._max_tokens.observe(max_tokens)
         self._num_completions.observe(num_completions)
+
+    def routed(self, live: LiveCompletion, plan: Plan) -> None:
+        """Record that a completion is sent to workers, for the first time or again."""
+        self.live.routed(live, plan)
+        self._phases.routed(live)
+
+    def left(self, live: LiveCompletion) -> None:
+        """Record that a completion has ended, or was cancelled."""
+        self.live.end(live)
+        self._phases.ended(live)
 
     def planned(self, plan: str) -> None:
         """Count a completion that was routed by this kind of plan."""

@@ -15,6 +15,8 @@ from baton.router.metrics.shared_series import one_page, own_series, pack_series
 from baton.router.process_socket import ProcessSocket
 from baton.router.shared_result import SharedResult
 from baton.rpc.metrics_format import plain_accept
+from baton.rpc.vllm_names import OF_ROUTER, NamedSeries
+from baton.settings.names import MetricsNames
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +74,10 @@ class MetricsPage:
     Rendering takes milliseconds on the event loop, so requests share it.
     """
 
-    def __init__(self, series: Collector, group: ProcessGroup | None) -> None:
+    def __init__(self, series: Collector, group: ProcessGroup | None, names: MetricsNames = "baton") -> None:
         self._series = series
         self._group = group
+        self._names = names
         self._texts: dict[str, SharedResult[MetricsText]] = {}  # by media type, of which there are two
 
     async def text(self, accept: str) -> MetricsText:
@@ -85,4 +88,5 @@ class MetricsPage:
         return await self._texts[media_type].get()
 
     async def _render(self, encode: Callable[[Collector], bytes], media_type: str) -> MetricsText:
-        return MetricsText(encode(self._series if self._group is None else await self._group.page()), media_type)
+        series = self._series if self._group is None else await self._group.page()
+        return MetricsText(encode(NamedSeries(series, self._names, OF_ROUTER)), media_type)

@@ -42,6 +42,18 @@ COUNTERS = {
     "spec_decode_num_draft_tokens": ("Drafted tokens that the worker verified.", "num_draft_tokens"),
 }
 
+TIER_GAUGES = {
+    "kv_tier_num_blocks": ("KV blocks that a store holds; 0 if it does not know.", "num_blocks"),
+    "kv_tier_num_bytes": ("Bytes of these blocks.", "num_bytes"),
+    "kv_tier_capacity_bytes": ("Size limit of a store; 0 if it has its own.", "capacity_bytes"),
+}
+TIER_COUNTERS = {
+    "kv_tier_fetched_blocks": ("KV blocks that the worker fetched from a store.", "fetched_blocks"),
+    "kv_tier_slow_fetches": ("Fetches that ended early, since the rest was computed sooner.", "slow_fetches"),
+    "kv_tier_saved_blocks": ("KV blocks that the worker wrote to a store.", "saved_blocks"),
+    "kv_tier_failures": ("Failed lookups, reads and writes of KV in a store.", "failures"),
+}
+
 
 def cache_usage(load: WorkerLoad) -> float:
     """Return the share of a worker's blocks that are in use, 0 to 1."""
@@ -57,6 +69,7 @@ class ReportingWorker:
     address: str
     role: WorkerRole
     load: WorkerLoad
+    block_size: int
 
 
 class WorkerSeries(Collector):
@@ -83,8 +96,10 @@ class WorkerSeries(Collector):
             for worker in workers:
                 counter.add_metric((self._model_name, worker.name), getattr(worker.load, attribute))
             yield counter
+        yield from self._tiers(workers)
         yield from self._accepted(workers)
         yield self._info(workers)
+        yield self._cache_config(workers)
         yield self._transports(workers)
 
     def _workers(self) -> Iterator[ReportingWorker]:
@@ -97,8 +112,24 @@ class WorkerSeries(Collector):
                 name = f"{name}@{connection.address}"
             role = ROLES[description.role]
             yield ReportingWorker(
-                name, description.pool.incarnation, connection.address, role, connection.load.reported
+                name,
+                description.pool.incarnation,
+                connection.address,
+                role,
+                connection.load.reported,
+                description.block_size,
             )
+
+    def _tiers(self, workers: Iterable[ReportingWorker]) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield the series of the stores below the workers' KV pools."""
+        kinds = ((GaugeMetricFamily, TIER_GAUGES), (CounterMetricFamily, TIER_COUNTERS))
+        for kind, table in kinds:
+            for name, (text, attribute) in table.items():
+                family = kind(PREFIX + name, text, labels=(*LABELS, "tier"))
+                for worker in workers:
+                    for tier in worker.load.tiers:
+                        family.add_metric((self._model_name, worker.name, tier.name), getattr(tier, attribute))
+                yield family
 
     def _accepted(self, workers: Iterable[ReportingWorker]) -> Iterator[CounterMetricFamily]:
         """Yield the drafted tokens that were accepted: all of them, and by their place in the draft."""
@@ -119,6 +150,13 @@ class WorkerSeries(Collector):
         info = GaugeMetricFamily(f"{PREFIX}worker_info", "1 for each worker, with its role and address.", labels=labels)
         for worker in workers:
             info.add_metric((self._model_name, worker.name, worker.role.value, worker.address), 1)
+        return info
+
+    def _cache_config(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:
+        labels = (*LABELS, "block_size", "num_gpu_blocks")
+        info = GaugeMetricFamily(f"{PREFIX}cache_config_info", "1, with the sizes of the KV pool.", labels=labels)
+        for worker in workers:
+            info.add_metric((self._model_name, worker.name, str(worker.block_size), str(worker.load.num_blocks)), 1)
         return info
 
     def _transports(self, workers: Iterable[ReportingWorker]) -> GaugeMetricFamily:

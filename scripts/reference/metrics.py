@@ -78,7 +78,7 @@ class _IdleWorker(WorkerMetrics):
 
     async def _snapshot(self) -> WorkerSnapshot:
         stats = EngineStats(0, 0, 0, 1, 1, 0.0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, grammars=GrammarCounters())
-        return WorkerSnapshot(stats, WorkerCounters(), {}, ExpertFigures(0, 1, [], [], []), False, {}, 0)
+        return WorkerSnapshot(stats, WorkerCounters(), {}, ExpertFigures(0, 1, [], [], []), False, {}, 0, 0)
 
 
 async def _of_worker() -> list[Series]:

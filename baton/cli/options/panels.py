@@ -67,6 +67,7 @@ PANELS = {
     "Tracing": ("otlp_traces_endpoint", "trace_sample_ratio", "keep_timelines"),
     "Process": (
         *("detach", "name", "config_file", "log_dir", "max_log_bytes", "log_level", "metrics_port"),
+        "metrics_names",
         "drain_timeout_s",
     ),
 }

@@ -32,7 +32,14 @@ def panels(board: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def queries(board: Mapping[str, Any]) -> Iterator[Query]:
-    """Every query, with Grafana's variables filled in."""
+    """Every query, with Grafana's interval and the defaults of choices filled in."""
+    filled = {"$__rate_interval": INTERVAL}
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "custom":
+            filled[f"${variable['name']}"] = variable["current"]["value"]
     for panel in panels(board):
         for target in panel.get("targets", ()):
-            yield Query(panel["title"], target["expr"].replace("$__rate_interval", INTERVAL), target["legendFormat"])
+            expression = target["expr"]
+            for name, value in filled.items():
+                expression = expression.replace(name, value)
+            yield Query(panel["title"], expression, target.get("legendFormat", ""))

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import promql_parser as promql
@@ -10,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 # What Prometheus adds to every series that it scrapes by a ServiceMonitor, and what only several router processes have.
 SCRAPED = frozenset({"namespace", "service", "pod", "instance", "job", "container", "endpoint", "process"})
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 OWN = {"up": {"job": {""}}}  # series that Prometheus makes itself
 LISTED = frozenset({"le", "role", "state"})  # labels whose values are all on the page, whatever happened so far
 
@@ -28,6 +30,19 @@ def read_page(text: str) -> Page:
             labels = page[sample.name]
             for name, value in sample.labels.items():
                 labels[name].add(value)
+    return {**OWN, **page}
+
+
+def reference_page() -> Page:
+    """The series and labels of a router in the reference, which has no values."""
+    table = REFERENCE.read_text(encoding="utf-8").partition("router_metrics -->")[2].partition("<!--")[0]
+    page: dict[str, dict[str, set[str]]] = {}
+    for name, kind, labels in re.findall(r"^\| `(baton:\w+)` \| (\w+) \| ([^|]*) \|", table, re.MULTILINE):
+        own = {label: set[str]() for label in re.findall(r"`(\w+)`", labels)}
+        if kind == "histogram":
+            page |= {f"{name}_bucket": {**own, "le": set()}, f"{name}_sum": own, f"{name}_count": own}
+        else:
+            page[name] = own
     return {**OWN, **page}
 
 
@@ -88,7 +103,7 @@ def _selected(node: promql.VectorSelector, page: Page) -> frozenset[str]:
         wanted = (
             matcher.value.split("|") if matcher.op in (promql.MatchOp.Re, promql.MatchOp.NotRe) else [matcher.value]
         )
-        if matcher.name in LISTED and not labels[matcher.name].issuperset(wanted):
+        if matcher.name in LISTED and labels.get(matcher.name) and not labels[matcher.name].issuperset(wanted):
             raise Wrong(f"{node.prettify()}: {matcher.name} is one of {sorted(labels[matcher.name])}")
     return SCRAPED.union(labels)
 

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm.monitoring.alerts import Alert, alerts, rule_groups
+from tests.helm.monitoring.alerts import alerts_of, plain_groups, rule_groups
 
 RDMA = {"rdma": {"enabled": True}}
 PODS = ("router-a", "router-b")
@@ -38,7 +39,13 @@ HEALTHY = {  # what each of two routers tells, a value a minute
     'baton:handover_failures_total{worker="decode-0"}': "0+1x60",
     'baton:checksum_failures_total{worker="decode-0"}': "0x60",
     'baton:kv_transport_info{worker="decode-0",peer="prefill-0",transport="nixl"}': "1x60",
+    'baton:kv_cache_usage_perc{worker="decode-0"}': "0.9x60",
+    'baton:kv_tier_failures_total{worker="decode-0",tier="redis"}': "0x60",
+    'baton:process_restarts_total{name="router-0"}': "0x60",
+    'baton:autoscaler_needed{pool="decode"}': "2x60",
+    'baton:autoscaler_target{pool="decode"}': "2x60",
 }
+SLO = {"namespace": "serving", "service": "baton-router"}  # labels of recorded series
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +101,17 @@ CASES = [
     Case(
         "first tokens are late",
         {'baton:time_to_first_token_seconds_bucket{le="1.0"}': "0+10x60"},
-        {"BatonTTFTBurnsFast": {}, "BatonTTFTBurnsSlow": {}},
+        {"BatonTTFTBurnsFast": SLO, "BatonTTFTBurnsSlow": SLO},
     ),
     Case(
         "a third of the first tokens is late",
         {'baton:time_to_first_token_seconds_bucket{le="1.0"}': "0+40x60"},
-        {"BatonTTFTBurnsSlow": {}},
+        {"BatonTTFTBurnsSlow": SLO},
     ),
     Case(
         "tokens are late",
         {'baton:request_time_per_output_token_seconds_bucket{le="0.05"}': "0+10x60"},
-        {"BatonTPOTBurnsFast": {}, "BatonTPOTBurnsSlow": {}},
+        {"BatonTPOTBurnsFast": SLO, "BatonTPOTBurnsSlow": SLO},
     ),
     Case("handovers fail", {'baton:handover_failures_total{worker="decode-0"}': "0+10x60"}, {"BatonHandoversFail": {}}),
     Case(
@@ -117,51 +124,96 @@ CASES = [
         {'baton:kv_transport_info{worker="decode-0",peer="prefill-1",transport="tcp"}': "1x60"},
         {"BatonSlowTransport": {"worker": "decode-0"}},
     ),
+    Case(
+        "the KV cache stays full",
+        {'baton:kv_cache_usage_perc{worker="decode-0"}': "0.99x60"},
+        {"BatonKVFull": {"worker": "decode-0"}},
+    ),
+    Case(
+        "the KV cache is full now and then",
+        {'baton:kv_cache_usage_perc{worker="decode-0"}': "1 1 1 0.5 1 1" + " 1 0.5" * 27},
+    ),
+    Case(
+        "a store fails",
+        {'baton:kv_tier_failures_total{worker="decode-0",tier="redis"}': "0+1x60"},
+        {"BatonStoreSkipped": {"worker": "decode-0", "tier": "redis"}},
+    ),
+    Case(
+        "a process restarts",
+        {'baton:process_restarts_total{name="router-0"}': "0x28 1 2 3 4 4x30"},
+        {"BatonProcessRestarts": {"name": "router-0"}},
+    ),
+    Case(
+        "the traffic needs more than the budget",
+        {'baton:autoscaler_needed{pool="decode"}': "3x60"},
+        {"BatonAutoscalerAtLimit": {"pool": "decode"}},
+    ),
 ]
 
 
-def _series(case: Case) -> list[dict[str, str]]:
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """The chart's rules, or those of the plain file, and how they name what they are about."""
+
+    groups: list[dict[str, Any]]
+    labels: Mapping[str, str]  # of all series
+    target: str  # label of a router
+
+    def named(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """The labels of a case, as this set of rules has them."""
+        renamed = {self.target if name == "pod" else name: value for name, value in labels.items()}
+        return dict(self.labels) if labels is SLO else renamed
+
+    def bare(self) -> dict[str, Any]:
+        """The rules without annotations, which promtool would compare word by word."""
+        rules = [
+            {**group, "rules": [{key: rule[key] for key in rule if key != "annotations"} for rule in group["rules"]]}
+            for group in self.groups
+        ]
+        return {"groups": rules}
+
+
+def rule_set(name: str) -> RuleSet:
+    if name == "chart":
+        return RuleSet(rule_groups(RDMA), SLO, "pod")
+    return RuleSet(plain_groups(), {"job": "baton"}, "instance")
+
+
+def _series(case: Case, rules: RuleSet) -> list[dict[str, str]]:
     found = []
     for pod in PODS:
-        own = f'namespace="serving",service="baton-router",pod="{pod}"'
+        own = ",".join(f'{name}="{value}"' for name, value in {**rules.labels, rules.target: pod}.items())
         for name, values in {**HEALTHY, **(case.series if pod in case.pods else {})}.items():
             metric, _, labels = name.rstrip("}").partition("{")
             found.append({"series": f"{metric}{{{','.join(filter(None, (own, labels)))}}}", "values": values})
     return found
 
 
-def _test(case: Case, all_alerts: list[Alert]) -> dict[str, Any]:
+def _test(case: Case, rules: RuleSet) -> dict[str, Any]:
     """As promtool has it: of every alert, whether it fires."""
     expected = []
-    for alert in all_alerts:
+    for alert in alerts_of(rules.groups):
         firing = []
         if alert.name in case.fires:
-            firing = [{"exp_labels": {**alert.labels, **case.fires[alert.name]}}]
+            firing = [{"exp_labels": {**alert.labels, **rules.named(case.fires[alert.name])}}]
         expected.append({"eval_time": AT, "alertname": alert.name, "exp_alerts": firing})
-    return {"name": case.name, "interval": "1m", "input_series": _series(case), "alert_rule_test": expected}
+    return {"name": case.name, "interval": "1m", "input_series": _series(case, rules), "alert_rule_test": expected}
 
 
-def _rules() -> dict[str, Any]:
-    """Without annotations, which promtool would compare word by word."""
-    groups = rule_groups(RDMA)
-    for group in groups:
-        for rule in group["rules"]:
-            del rule["annotations"]
-    return {"groups": groups}
-
-
-def test_every_alert_has_a_case() -> None:
-    assert {alert.name for alert in alerts(RDMA)} == {name for case in CASES for name in case.fires}
+@pytest.mark.parametrize("name", ["chart", "plain"])
+def test_every_alert_has_a_case(name: str) -> None:
+    assert {alert.name for alert in alerts_of(rule_set(name).groups)} == {name for case in CASES for name in case.fires}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
-def test_each_alert_fires_for_its_cause(tmp_path: Path) -> None:
-    (tmp_path / "rules.yml").write_text(yaml.safe_dump(_rules()), encoding="utf-8")
-    found = alerts(RDMA)
+@pytest.mark.parametrize("name", ["chart", "plain"])
+def test_each_alert_fires_for_its_cause(name: str, tmp_path: Path) -> None:
+    rules = rule_set(name)
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules.bare()), encoding="utf-8")
     content = {
         "rule_files": ["rules.yml"],
         "evaluation_interval": "1m",
-        "tests": [_test(case, found) for case in CASES],
+        "tests": [_test(case, rules) for case in CASES],
     }
     (tmp_path / "tests.yml").write_text(yaml.safe_dump(content), encoding="utf-8")
     said = subprocess.run(

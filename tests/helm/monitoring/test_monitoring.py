@@ -1,19 +1,25 @@
 """What the chart gives Prometheus and Grafana. That its series exist, tests/integration/test_monitoring.py asks."""
 
 import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import promql_parser as promql
 import pytest
+import yaml
 from helm_python import HelmError
 
 from baton.router.metrics.metrics import TOKEN_BUCKETS_S, TTFT_BUCKETS_S
+from scripts import alert_rules, grafana_dashboards
 from tests.helm.cases import PROMETHEUS
 from tests.helm.charts import APIS, CHART, MODEL, Manifest, merged, only, pod_templates, render, scaling_settings
-from tests.helm.monitoring.alerts import ON, alerts
+from tests.helm.monitoring.alerts import ON, PLAIN, alerts, recordings
 from tests.helm.monitoring.dashboard_file import dashboards, panels, queries
-from tests.helm.monitoring.promql import selectors
+from tests.helm.monitoring.promql import check, legend_labels, reference_page, selectors
 
 PARTS = ("serviceMonitor", "podMonitor", "rules", "dashboards")
 ALL = {
@@ -107,7 +113,7 @@ def test_a_dashboard_is_valid_for_grafana(name: str) -> None:
     ids = [panel["id"] for panel in panels(board)]
     assert len(ids) == len(set(ids))
     variables = [variable["name"] for variable in board["templating"]["list"]]
-    assert variables == ["datasource", "namespace", "service"]
+    assert variables[:6] == ["datasource", "namespace", "service", "model", "pool", "worker"]
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
         place = panel["gridPos"]
@@ -124,6 +130,33 @@ def test_a_dashboard_is_valid_for_grafana(name: str) -> None:
             matchers = {each.name: each.value for each in selector.matchers.matchers}
             assert matchers["namespace"] == "$namespace", query
             assert matchers["service"] == "$service", query
+            assert matchers.get("worker", "$worker") == "$worker", query
+
+
+def test_the_dashboards_query_series_and_labels_of_the_reference() -> None:
+    page = reference_page()
+    checked = [(query, check(query.expression, page)) for board in dashboards().values() for query in queries(board)]
+    assert len(checked) > 80
+    for query, labels in checked:
+        assert legend_labels(query.legend) <= labels, query.panel
+
+
+@pytest.mark.parametrize("script", [grafana_dashboards, alert_rules])
+def test_generated_files_are_up_to_date(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [script.__name__, "--check"])
+    assert script.main() == 0
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
+def test_promtool_parses_every_query_and_the_plain_rules(tmp_path: Path) -> None:
+    found = [query.expression for board in dashboards().values() for query in queries(board)]
+    rules = [{"record": f"panel{number}", "expr": expression} for number, expression in enumerate(found)]
+    (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    result = subprocess.run(
+        ["promtool", "check", "rules", tmp_path / "queries.yml", PLAIN], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{len(found)} rules found" in result.stdout
 
 
 def test_every_alert_has_a_summary_a_severity_and_a_runbook() -> None:
@@ -131,7 +164,7 @@ def test_every_alert_has_a_summary_a_severity_and_a_runbook() -> None:
     assert len({alert.name for alert in found}) == len(found) > 12
     for alert in found:
         assert alert.labels["severity"] in ("critical", "warning"), alert.name
-        assert set(alert.annotations) == {"summary", "description", "runbook"}, alert.name
+        assert set(alert.annotations) == {"summary", "description", "runbook_url"}, alert.name
         for selector in selectors(alert.expression):
             matchers = {each.name: each.value for each in selector.matchers.matchers if each.op == promql.MatchOp.Equal}
             assert matchers["namespace"] == "serving", alert.name
@@ -143,19 +176,25 @@ def test_tcp_is_an_alert_only_with_rdma() -> None:
 
 
 def test_every_alert_is_documented() -> None:
-    page = (Path(CHART).parents[1] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    page = (Path(CHART).parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    sections = {title.lower() for title in re.findall(r"^#+ (Baton\w+)$", page, re.MULTILINE)}
+    linked = set()
     for alert in alerts(RDMA):
-        name = alert.name.removesuffix("Fast").removesuffix("Slow")
-        assert f"`{name}" in page, alert.name
+        url, _, anchor = alert.annotations["runbook_url"].partition("#")
+        assert url == "docs/troubleshooting.md"
+        assert anchor in sections, alert.name
+        linked.add(anchor)
+    assert linked == sections
+    own = {"monitoring": {"rules": {"runbookURL": "https://wiki.example.com/baton"}}}
+    assert alerts(own)[0].annotations["runbook_url"].startswith("https://wiki.example.com/baton#baton")
 
 
 @pytest.mark.parametrize(("seconds", "spelt"), [(1, "1.0"), (2.5, "2.5"), (0.75, "0.75"), (160, "160.0")])
 def test_an_objectives_bound_is_spelt_like_the_bucket_label(seconds: float, spelt: str) -> None:
     slo = {"slo": {"ttftSeconds": seconds}}
-    [alert] = [alert for alert in alerts(slo) if alert.name == "BatonTTFTBurnsFast"]
     bounds = {
         each.value
-        for selector in selectors(alert.expression)
+        for selector in selectors(recordings(slo)["baton:slo_ttft_misses:ratio_rate1h"])
         for each in selector.matchers.matchers
         if each.name == "le"
     }
@@ -169,8 +208,11 @@ def test_an_slo_between_buckets_is_refused_with_alerts(slo: dict[str, float]) ->
         render(merged(MODEL, ON, {"slo": slo}))
 
 
-@pytest.mark.parametrize(("key", "buckets"), [("ttftSeconds", TTFT_BUCKETS_S), ("tpotSeconds", TOKEN_BUCKETS_S)])
-def test_allowed_slo_bounds_are_the_routers_buckets(key: str, buckets: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    ("key", "all_buckets", "longest_s"), [("ttftSeconds", TTFT_BUCKETS_S, 160), ("tpotSeconds", TOKEN_BUCKETS_S, 10)]
+)
+def test_allowed_slo_bounds_are_the_routers_buckets(key: str, all_buckets: tuple[float, ...], longest_s: float) -> None:
+    buckets = tuple(bound for bound in all_buckets if bound <= longest_s)
     with pytest.raises(HelmError, match="is not a bound") as refused:
         render(merged(MODEL, ON, {"slo": {key: 0.0123}}))
     told = str(refused.value).partition("give one of ")[2].partition(", or leave")[0]
@@ -183,7 +225,9 @@ def test_planner_and_alerts_use_the_same_slo() -> None:
     slo = {"ttftSeconds": 2.5, "tpotSeconds": 0.1, "quantile": 0.99}
     objects = rendered({"slo": slo})
     assert scaling_settings(objects)["slo"] == {"ttft_s": 2.5, "tpot_s": 0.1, "quantile": 0.99}
-    for alert, bound in (("BatonTTFTBurnsFast", "2.5"), ("BatonTPOTBurnsSlow", "0.1")):
-        [expression] = [each.expression for each in alerts({"slo": slo}) if each.name == alert]
-        assert f'le="{bound}"' in expression
+    for name, bound in (("ttft", "2.5"), ("tpot", "0.1")):
+        assert f'le="{bound}"' in recordings({"slo": slo})[f"baton:slo_{name}_misses:ratio_rate6h"]
+        [expression] = [
+            each.expression for each in alerts({"slo": slo}) if each.name == f"Baton{name.upper()}BurnsFast"
+        ]
         assert "(1 - 0.99)" in expression

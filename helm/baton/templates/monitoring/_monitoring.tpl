@@ -7,6 +7,21 @@ namespace="{{ .Release.Namespace }}",service="{{ include "baton.routerName" . }}
 {{- end }}
 
 {{/*
+Names the release in an alert.
+*/}}
+{{- define "baton.monitoring.of" -}}
+{{ printf " of %s in %s" .Release.Name .Release.Namespace }}
+{{- end }}
+
+{{/*
+The URL of an alert's section in the documentation. Takes a list of the root and the alert.
+*/}}
+{{- define "baton.monitoring.runbook" -}}
+{{- $root := index . 0 -}}
+{{ printf "%s#%s" $root.Values.monitoring.rules.runbookURL (lower (index . 1)) }}
+{{- end }}
+
+{{/*
 A bucket's bound as formatted in the routers' metrics: 1 is "1.0" there.
 */}}
 {{- define "baton.monitoring.le" -}}
@@ -39,7 +54,7 @@ guess. The bounds are those of router/metrics/metrics.py.
 */}}
 {{- define "baton.monitoring.checkSLO" -}}
 {{- $ttft := list 0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 160.0 -}}
-{{- $tpot := list 0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 10.0 -}}
+{{- $tpot := list 0.001 0.0025 0.005 0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 -}}
 {{- range $key, $bounds := dict "ttftSeconds" $ttft "tpotSeconds" $tpot -}}
 {{- $seconds := index $ $key -}}
 {{- if not (has (float64 $seconds) $bounds) -}}

@@ -2,7 +2,10 @@
 
 from prometheus_client import CollectorRegistry
 
-from baton.router.metrics.adapter_series import MAX_NAMES, OTHER, AdapterSeries
+from baton.router.metrics.adapter_series import MAX_NAMES, OTHER, AdapterRequests, AdapterSeries
+from baton.router.metrics.live import LiveCompletion, LiveCompletions
+from baton.router.policy.cluster import Plan
+from tests.unit.router.rigs.cluster_builder import worker
 
 
 def test_adapters_beyond_the_bound_share_a_name() -> None:
@@ -19,3 +22,16 @@ def test_adapters_beyond_the_bound_share_a_name() -> None:
     assert value("lora_prompt_tokens_total", OTHER) == 15
     assert value("lora_generation_tokens_total", OTHER) == 6
     assert value("lora_prompt_tokens_total", f"a{MAX_NAMES}") is None
+
+
+def test_adapters_in_flight_are_labels_as_in_vllm() -> None:
+    live = LiveCompletions()
+    for name, adapter, is_running in (("a", "sql", True), ("b", "sql", True), ("c", "", True), ("d", "math", False)):
+        completion = live.begin(LiveCompletion(name, 0, 1, 1, 0.0, adapter=adapter))
+        if is_running:
+            live.routed(completion, Plan(worker("decode-0"), None, None, ""))
+    [family] = AdapterRequests(live, lambda: 4, "baton:").collect()
+    [sample] = family.samples
+    assert sample.labels == {"max_lora": "4", "waiting_lora_adapters": "math", "running_lora_adapters": "sql"}
+    [family] = AdapterRequests(live, lambda: 0, "baton:").collect()
+    assert not family.samples

@@ -1,0 +1,87 @@
+"""Records that are read back from logs."""
+
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from baton.process.log_records import LogFile, LogFilter, in_order, since_time
+
+NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+LINES = """\
+a native library's line
+2026-01-31T11:58:00.000Z INFO    decode-0 baton.worker.server: decode worker decode-0 serves at 127.0.0.1:1
+2026-01-31T11:59:00.250Z ERROR   decode-0 baton.engine.loop: [chatcmpl-1] the engine failed
+Traceback (most recent call last):
+ValueError: no
+2026-01-31T11:59:30.000Z WARNING prefill-1 baton.x: slow
+"""
+
+
+def read(text: str) -> LogFile:
+    return LogFile("decode-0", io.BytesIO(text.encode()))
+
+
+def test_lines_without_a_head_belong_to_the_record_in_front_of_them() -> None:
+    native, serves, failed, slow = read(LINES).records()
+    assert (native.time, native.level, native.process) == ("", "INFO", "decode-0")
+    assert (serves.level, serves.logger, serves.request_id) == ("INFO", "baton.worker.server", "")
+    assert (failed.request_id, failed.text.splitlines()[-1]) == ("chatcmpl-1", "ValueError: no")
+    assert slow.process == "prefill-1"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "loggers"),
+    [
+        (LogFilter(), ["", "baton.worker.server", "baton.engine.loop", "baton.x"]),
+        (LogFilter(level="WARNING"), ["baton.engine.loop", "baton.x"]),
+        (LogFilter(workers=frozenset({"prefill-1"})), ["baton.x"]),
+        (LogFilter(pools=frozenset({"decode"})), ["", "baton.worker.server", "baton.engine.loop"]),
+        (LogFilter(request_id="chatcmpl-1"), ["baton.engine.loop"]),
+        (LogFilter(since="2026-01-31T11:59:00.000Z"), ["baton.engine.loop", "baton.x"]),
+    ],
+)
+def test_records_are_selected(wanted: LogFilter, loggers: list[str]) -> None:
+    assert [record.logger for record in read(LINES).records() if wanted.accepts(record)] == loggers
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("90s", "2026-01-31T11:58:30.000Z"),
+        ("2h", "2026-01-31T10:00:00.000Z"),
+        ("2026-01-30", "2026-01-30T00:00:00.000Z"),
+        ("2026-01-31T12:30+01:00", "2026-01-31T11:30:00.000Z"),
+    ],
+)
+def test_times_are_durations_or_dates(text: str, time: str) -> None:
+    assert since_time(text, NOW) == time
+
+
+def test_other_times_are_refused() -> None:
+    with pytest.raises(ValueError, match="yesterday"):
+        since_time("yesterday", NOW)
+
+
+def test_a_growing_file_is_read_on_and_a_truncated_one_anew(tmp_path: Path) -> None:
+    path = tmp_path / "decode-0.log"
+    head = "2026-01-31T11:58:00.000Z INFO    decode-0 baton.x: "
+    path.write_text(f"{head}one\n{head}tw")
+    file = LogFile.open(path)
+    assert [record.text for record in file.records()] == ["one"]
+    with path.open("a") as log:
+        log.write("o\nmore of it\n")
+    [two] = file.records()
+    assert (two.text, two.process) == ("two\nmore of it", "decode-0")
+    path.write_text(f"{head}new\n")
+    file.restart(path.stat().st_size)
+    assert [record.text for record in file.records()] == ["new"]
+    file.close()
+
+
+def test_records_of_several_files_are_in_the_order_of_time() -> None:
+    first = "2026-01-31T11:58:00.000Z INFO    a x: 1\n2026-01-31T11:58:02.000Z INFO    a x: 3\n"
+    second = "2026-01-31T11:58:01.000Z INFO    b x: 2\nwith more\n2026-01-31T11:58:03.000Z INFO    b x: 4\n"
+    found = in_order([read(first).records(), read(second).records()])
+    assert [record.text for record in found] == ["1", "2\nwith more", "3", "4"]

@@ -1,0 +1,61 @@
+"""Lines of the log name the request that a task works on."""
+
+import asyncio
+import io
+import logging
+import re
+
+import pytest
+
+from baton.process.logs import set_up_logging
+from baton.process.request_scope import enter_request, request_scope
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """The standard error of a process whose logging is set up; the test's own handlers return afterwards."""
+    root, text = logging.getLogger(), io.StringIO()
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.setattr("sys.stderr", text)
+    set_up_logging("decode-0", "debug")
+    yield text
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def requests(log: io.StringIO) -> list[str]:
+    """Return the requests that the lines name, in brackets."""
+    return [match[1] if (match := re.search(r": \[(\S+)\] ", line)) else "" for line in log.getvalue().splitlines()]
+
+
+def test_a_line_names_its_request_once(log: io.StringIO) -> None:
+    logger = logging.getLogger("baton.test")
+    logger.info("before")
+    with request_scope("r1"):
+        logger.info("in it")
+        logger.warning("%s is retried", "r1")
+    logger.info("after")
+    assert requests(log) == ["", "r1", "", ""]
+
+
+def test_tasks_and_callbacks_of_a_request_name_it_and_others_do_not(log: io.StringIO) -> None:
+    logger = logging.getLogger("baton.test")
+
+    async def work(request_id: str) -> None:
+        enter_request(request_id)
+        await asyncio.sleep(0)
+        await asyncio.create_task(later())
+
+    async def later() -> None:
+        logger.info("in a task of it")
+
+    async def main() -> None:
+        await asyncio.gather(work("r1"), work("r2"))
+        with request_scope("r3"):
+            asyncio.get_running_loop().call_soon(lambda: logger.info("called back"))
+        await asyncio.sleep(0)
+        logger.info("the server")
+
+    asyncio.run(main())
+    assert requests(log) == ["r1", "r2", "r3", ""]
