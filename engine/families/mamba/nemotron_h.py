@@ -1,0 +1,84 @@
+"""Nemotron-H and Nemotron Nano 2 (arXiv 2504.03624): layers that are a Mamba-2 mixer, attention or an MLP."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from baton.engine.checkpoint.json_object import JsonObject, shown
+from baton.engine.config import ModelConfig
+from baton.engine.errors import InvalidCheckpoint
+from baton.engine.families.base import Family
+from baton.engine.families.experts import only
+from baton.engine.families.mamba.layers import ATTENTION, MAMBA, MixerKeys, read_types, with_mixers
+from baton.engine.families.options import refuse_window
+from baton.engine.families.tensor_names import NormNames, TensorNames
+
+TYPES, PATTERN, LAYERS, MLP = "layers_block_type", "hybrid_override_pattern", "num_hidden_layers", "mlp"
+LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": "moe"}
+KEYS = MixerKeys(
+    heads="mamba_num_heads",
+    head_dim="mamba_head_dim",
+    groups="n_groups",
+    state="ssm_state_size",
+    conv="conv_kernel",
+    conv_bias="use_conv_bias",
+    bias="use_bias",
+)
+EPS = "layer_norm_epsilon"
+
+
+def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+    refuse_window(config, shared.architecture)
+    only(config, "mamba_hidden_act", "silu", ("silu",))
+    only(config, "mlp_hidden_act", "relu2", ("relu2",))
+    key = TYPES if TYPES in config else PATTERN
+    types = read_types(config, shared, key, _types(config), (MAMBA, ATTENTION, MLP))
+    bias, width = config.boolean("attention_bias", False), config.size(KEYS.heads) * config.size(KEYS.head_dim)
+    return replace(
+        with_mixers(config, shared, types, width, KEYS),
+        rms_norm_eps=config.number(EPS, 1e-5, minimum=0),
+        has_single_parts=True,
+        unrotated_layers=frozenset(range(shared.num_layers)),
+        qkv_bias=bias,
+        attention_output_bias=bias,
+        mlp_bias=config.boolean("mlp_bias", False),
+        activation="relu2",
+    )
+
+
+def _types(config: JsonObject) -> list[str]:
+    """Return the names of the layers' types: a list of them, or a pattern with a letter for each."""
+    if TYPES in config:
+        return config.texts(TYPES)
+    pattern = config.text(PATTERN)
+    if unknown := set(pattern) - LETTERS.keys():
+        raise InvalidCheckpoint(
+            f"{config.source}: {PATTERN} has {shown(min(unknown))}, but may only have {', '.join(LETTERS)}"
+        )
+    return [LETTERS[letter] for letter in pattern]
+
+
+def _derived(config: JsonObject) -> Mapping[str, object]:
+    """Return the number of layers, which transformers 5 does not write, and the width of attention's heads."""
+    head_dim = config.raw("attention_head_dim")
+    return {LAYERS: len(_types(config)), **({} if head_dim is None else {"head_dim": head_dim})}
+
+
+NEMOTRON_H = Family(
+    title="Nemotron-H and Nemotron Nano 2",
+    architectures=("NemotronHForCausalLM",),
+    read=_read,
+    reads=frozenset({"attention_bias", "mlp_bias", "use_bias"}),
+    names=TensorNames(
+        norms=NormNames(before_attention="norm", before_feed_forward="norm"),
+        attention="mixer",
+        recurrent="mixer",
+        mlp="mixer",
+    ),
+    head_dim=128,
+    derived=_derived,
+    prefixes=(
+        *(("backbone.embeddings.", "model.embed_tokens."), ("backbone.norm_f.", "model.norm."), ("backbone.", "model.")),
+        *(("model.embeddings.", "model.embed_tokens."), ("model.norm_f.", "model.norm.")),
+    ),
+    unused=("mtp.",),
+)
