@@ -41,7 +41,15 @@ def make_checkpoint(
 
 def randomise(model: torch.nn.Module) -> None:
     """Gives values to what starts as ones or zeros; matrices are random already."""
-    norms = ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", "norm1.weight", "norm2.weight", "ln_q.weight", "norm_f.weight")
+    norms = (
+        "norm.weight",
+        "layernorm_1.weight",
+        "layernorm_2.weight",
+        "norm1.weight",
+        "norm2.weight",
+        "ln_q.weight",
+        "norm_f.weight",
+    )
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("q_norm.weight") and getattr(model.config, "model_type", "") == "gemma4_text":

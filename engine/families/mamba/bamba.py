@@ -33,9 +33,7 @@ BAMBA = Family(
     architectures=("BambaForCausalLM",),
     read=_read,
     reads=frozenset({"attention_bias", "mlp_bias", "partial_rotary_factor"}),
-    names=TensorNames(
-        norms=NormNames(before_feed_forward="pre_ff_layernorm"), recurrent="mamba", mlp="feed_forward"
-    ),
+    names=TensorNames(norms=NormNames(before_feed_forward="pre_ff_layernorm"), recurrent="mamba", mlp="feed_forward"),
     rms_norm_eps=1e-5,
     partial_rotary_factor=0.5,
     defaults={"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256},

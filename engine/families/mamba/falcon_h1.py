@@ -76,9 +76,7 @@ FALCON_H1 = Family(
     architectures=("FalconH1ForCausalLM",),
     read=_read,
     reads=FACTORS | {"attention_bias", "mlp_bias"},
-    names=TensorNames(
-        norms=NormNames(before_feed_forward="pre_ff_layernorm"), recurrent="mamba", mlp="feed_forward"
-    ),
+    names=TensorNames(norms=NormNames(before_feed_forward="pre_ff_layernorm"), recurrent="mamba", mlp="feed_forward"),
     rms_norm_eps=1e-5,
     defaults={"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, WIDTH: 1024},
     prefixes=(("model.final_layernorm.", "model.norm."),),

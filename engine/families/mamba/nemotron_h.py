@@ -77,7 +77,11 @@ NEMOTRON_H = Family(
     head_dim=128,
     derived=_derived,
     prefixes=(
-        *(("backbone.embeddings.", "model.embed_tokens."), ("backbone.norm_f.", "model.norm."), ("backbone.", "model.")),
+        *(
+            ("backbone.embeddings.", "model.embed_tokens."),
+            ("backbone.norm_f.", "model.norm."),
+            ("backbone.", "model."),
+        ),
         *(("model.embeddings.", "model.embed_tokens."), ("model.norm_f.", "model.norm.")),
     ),
     unused=("mtp.",),

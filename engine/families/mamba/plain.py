@@ -37,8 +37,13 @@ MAMBA2 = Family(
     reads=frozenset({"use_bias"}),
     names=TensorNames(norms=NormNames(before_attention="norm"), recurrent="mixer"),
     defaults={
-        **{"num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128},
-        **{"num_attention_heads": 1, "intermediate_size": 0, "max_position_embeddings": CONTEXT},
+        "num_heads": 128,
+        "head_dim": 64,
+        "n_groups": 8,
+        "state_size": 128,
+        "num_attention_heads": 1,
+        "intermediate_size": 0,
+        "max_position_embeddings": CONTEXT,
     },
     prefixes=(
         *(("backbone.embeddings.", "model.embed_tokens."), ("backbone.embedding.", "model.embed_tokens.")),
