@@ -372,6 +372,23 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "time_step_min": 1e-9,
         },
     ),
+    "nemotron-h-moe": (
+        "NemotronHConfig",
+        _ATTENTION
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "ssm_state_size": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+            "time_step_min": 1e-9,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "granite-hybrid": (
         "GraniteMoeHybridConfig",
         _GRANITE | _MIXERS | {"num_local_experts": 0, "layer_types": _HYBRID, "position_embedding_type": "rope"},

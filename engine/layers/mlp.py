@@ -1,21 +1,11 @@
-"""Feed-forward layers: gated (SwiGLU and GEGLU, arXiv 2002.05202), and with squared ReLU (arXiv 2109.08668)."""
+"""Feed-forward layer, gated (SwiGLU and GEGLU, arXiv 2002.05202) or not."""
 
-import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.weights import Weights
-from baton.engine.config import Activation
-from baton.engine.layers.linear import (
-    Linear,
-    Projection,
-    gated_weights,
-    load_fused,
-    load_linear,
-    load_partial,
-    load_slices,
-    summed,
-)
-from baton.engine.ops.factory import ops_for
+from baton.engine.config import MLPActivation
+from baton.engine.layers.activation import activated
+from baton.engine.layers.linear import Linear, Projection, gated_weights, load_fused, load_partial, load_slices, summed
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
 
@@ -23,19 +13,19 @@ UNSCALED = (1.0, 1.0)
 
 
 class MLP:
-    """`down(activation(gate(x)) * up(x))`, gate and up as one product."""
+    """`down(activation(gate(x)) * up(x))`, gate and up as one product, or `down(activation(up(x)))`."""
 
     def __init__(
         self,
         gate_up: Linear,
         down: Linear,
-        activation: Activation = "silu",
+        activation: MLPActivation = "silu",
         multipliers: tuple[float, float] = UNSCALED,
     ) -> None:
         """multipliers: of the gate in front of the activation, and of the output."""
         self.gate_up = gate_up
         self.down = down
-        self.activation: Activation = activation
+        self.activation: MLPActivation = activation
         self.multipliers = multipliers
         is_plain = activation == "silu" and multipliers == UNSCALED
         self._gated = gated_weights([(gate_up, down)]) if is_plain else None
@@ -47,23 +37,11 @@ class MLP:
         """
         if self._gated is not None and self.gate_up.addend is self.down.addend is None:
             return self._gated(x, [len(x)])
-        gate_up, (gate_multiplier, multiplier) = self.gate_up(x), self.multipliers
+        product, (gate_multiplier, multiplier) = self.gate_up(x), self.multipliers
         if gate_multiplier != 1:
-            gate_up[:, : gate_up.shape[1] // 2].mul_(gate_multiplier)
-        output = self.down(ops_for(x.device).gate_and_mul(gate_up, self.activation))
+            product[:, : product.shape[1] // 2].mul_(gate_multiplier)
+        output = self.down(activated(product, self.activation))
         return output if multiplier == 1 else output * multiplier
-
-
-class SquaredReluMLP:
-    """`down(relu(up(x)) ** 2)`."""
-
-    def __init__(self, up: Linear, down: Linear) -> None:
-        self.up = up
-        self.down = down
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the output for x [num_tokens, hidden], in the same shape."""
-        return self.down(torch.relu_(self.up(x)).square_())
 
 
 def load_mlp(
@@ -76,13 +54,13 @@ def load_mlp(
     bias: bool = False,
     fused: str | None = None,
     down: str = "down_proj",
-    activation: Activation = "silu",
+    activation: MLPActivation = "silu",
     multipliers: tuple[float, float] = UNSCALED,
 ) -> Projection:
     """Load the MLP `prefix`.gate_proj, .up_proj and .down_proj; its inner columns are divided among ranks.
 
     fused: name of one tensor with the rows of gate and up, in this order; None: there are two tensors; down: name of
-    the third; multipliers: see `MLP`.
+    the last tensor; multipliers: see `MLP`.
     """
     part = load_partial_mlp(
         weights,
@@ -99,16 +77,6 @@ def load_mlp(
     return summed(part, tensor)
 
 
-def load_squared_relu_mlp(
-    weights: Weights, prefix: str, hidden_size: int, size: int, tensor: TensorRanks, *, bias: bool
-) -> Projection:
-    """Load the MLP `prefix`.up_proj and .down_proj; its inner columns are divided among ranks."""
-    ours = tensor.shard.of(size)
-    up = load_linear(weights, f"{prefix}.up_proj", hidden_size, size, bias=bias, rows=ours)
-    down = load_partial(weights, f"{prefix}.down_proj", size, hidden_size, ours, tensor.shard, bias=bias)
-    return summed(SquaredReluMLP(up, down), tensor)
-
-
 def load_partial_mlp(
     weights: Weights,
     prefix: str,
@@ -119,14 +87,15 @@ def load_partial_mlp(
     bias: bool = False,
     fused: str | None = None,
     down: str = "down_proj",
-    activation: Activation = "silu",
+    activation: MLPActivation = "silu",
     multipliers: tuple[float, float] = UNSCALED,
 ) -> MLP:
     """Load this rank's inner columns of an MLP: the ranks' results add up to the whole. See `load_mlp`."""
     ours = shard.of(size)
     if fused is None:
-        names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
-        gate_up = load_fused(weights, names, hidden_size, [size, size], bias=bias, rows=[ours, ours])
+        parts = ("up_proj",) if activation == "relu2" else ("gate_proj", "up_proj")
+        names, count = [f"{prefix}.{part}" for part in parts], len(parts)
+        gate_up = load_fused(weights, names, hidden_size, [size] * count, bias=bias, rows=[ours] * count)
     else:
         rows = [ours, slice(size + ours.start, size + ours.stop)]
         gate_up = load_slices(weights, f"{prefix}.{fused}", hidden_size, 2 * size, rows, bias=bias)

@@ -19,7 +19,7 @@ from baton.engine.layers.latent_attention import load_latent_attention
 from baton.engine.layers.layer_inputs import load_layer_end, load_layer_inputs
 from baton.engine.layers.linear import Linear, Projection, gathered, head_quantization, load_head
 from baton.engine.layers.mamba import load_mamba
-from baton.engine.layers.mlp import load_mlp, load_squared_relu_mlp
+from baton.engine.layers.mlp import load_mlp
 from baton.engine.layers.moe import load_moe
 from baton.engine.layers.norm import NO_NORM, Norm, RMSNorm
 from baton.engine.layers.parallel_experts import ParallelExperts
@@ -191,13 +191,9 @@ class ModelLoader:
         config, size = self._config, self._config.intermediate_size
         if config.kv_layer(index) != index and config.shared_intermediate_size is not None:
             size = config.shared_intermediate_size
-        name = f"{prefix}.{self._names.mlp}"
-        if config.activation == "relu2":
-            weights, hidden, bias = self._weights, config.hidden_size, config.mlp_bias
-            return load_squared_relu_mlp(weights, name, hidden, size, self._tensor, bias=bias)
         return load_mlp(
             self._weights,
-            name,
+            f"{prefix}.{self._names.mlp}",
             config.hidden_size,
             size,
             self._tensor,

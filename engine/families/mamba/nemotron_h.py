@@ -1,19 +1,20 @@
-"""Nemotron-H and Nemotron Nano 2 (arXiv 2504.03624): layers that are a Mamba-2 mixer, attention or an MLP."""
+"""Nemotron-H, Nemotron Nano 2 and 3 (arXiv 2504.03624): layers that are a mixer, attention, an MLP or experts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.config import ModelConfig
+from baton.engine.config import ModelConfig, MoEConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.base import Family
-from baton.engine.families.experts import only
+from baton.engine.families.experts import only, read_corrected_experts
 from baton.engine.families.mamba.layers import ATTENTION, MAMBA, MixerKeys, read_types, with_mixers
-from baton.engine.families.options import refuse_window
-from baton.engine.families.tensor_names import NormNames, TensorNames
+from baton.engine.families.options import refuse_window, unsupported
+from baton.engine.families.tensor_names import ExpertNames, NormNames, TensorNames
 
-TYPES, PATTERN, LAYERS, MLP = "layers_block_type", "hybrid_override_pattern", "num_hidden_layers", "mlp"
-LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": "moe"}
+TYPES, PATTERN, LAYERS = "layers_block_type", "hybrid_override_pattern", "num_hidden_layers"
+MLP, EXPERTS = "mlp", "moe"
+LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}
 KEYS = MixerKeys(
     heads="mamba_num_heads",
     head_dim="mamba_head_dim",
@@ -31,7 +32,7 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     only(config, "mamba_hidden_act", "silu", ("silu",))
     only(config, "mlp_hidden_act", "relu2", ("relu2",))
     key = TYPES if TYPES in config else PATTERN
-    types = read_types(config, shared, key, _types(config), (MAMBA, ATTENTION, MLP))
+    types = read_types(config, shared, key, _types(config), tuple(LETTERS.values()))
     bias, width = config.boolean("attention_bias", False), config.size(KEYS.heads) * config.size(KEYS.head_dim)
     return replace(
         with_mixers(config, shared, types, width, KEYS),
@@ -42,6 +43,17 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
         attention_output_bias=bias,
         mlp_bias=config.boolean("mlp_bias", False),
         activation="relu2",
+        moe=_read_experts(config, shared, types) if EXPERTS in types else None,
+    )
+
+
+def _read_experts(config: JsonObject, shared: ModelConfig, types: list[str]) -> MoEConfig:
+    if config.raw("moe_latent_size") is not None:
+        raise unsupported(config, shared.architecture, f"moe_latent_size {shown(config.raw('moe_latent_size'))}")
+    others = frozenset(layer for layer, each in enumerate(types) if each != EXPERTS)
+    size = config.size("moe_shared_expert_intermediate_size", 7688)
+    return replace(
+        read_corrected_experts(config, others, num_shared=1, scaling=1.0), shared_size=size, activation="relu2"
     )
 
 
@@ -64,7 +76,7 @@ def _derived(config: JsonObject) -> Mapping[str, object]:
 
 
 NEMOTRON_H = Family(
-    title="Nemotron-H and Nemotron Nano 2",
+    title="Nemotron-H, Nemotron Nano 2 and 3",
     architectures=("NemotronHForCausalLM",),
     read=_read,
     reads=frozenset({"attention_bias", "mlp_bias", "use_bias"}),
@@ -73,6 +85,7 @@ NEMOTRON_H = Family(
         attention="mixer",
         recurrent="mixer",
         mlp="mixer",
+        experts=(ExpertNames(block="mixer"),),
     ),
     head_dim=128,
     derived=_derived,

@@ -26,7 +26,7 @@ SMALL_POOLS = {  # two or three requests
     "mamba2": "--kv-cache-memory-bytes=224KiB",  # 56 blocks, of which a state takes 9
 }
 RECURRENT = ("qwen3-next", "nemotron-h", "falcon-h1", "mamba2")
-FLAGS = {"gemma3": ["--hybrid-kv-cache"], **dict.fromkeys(RECURRENT, ["--state-checkpoint-tokens=32"])}
+FLAGS = {"gemma3": ["--hybrid-kv-cache"], **{name: ["--state-checkpoint-tokens=32"] for name in RECURRENT}}
 
 
 def workload(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:
