@@ -62,7 +62,7 @@ def scan_space(inputs: SpaceInputs, lengths: Sequence[int], state: Tensor) -> Te
     written = (chunks.x * until_end.unsqueeze(-1)).flatten(3).transpose(1, 2)
     for chunk, row in enumerate(owners):
         matrix, kept = state[row], since_start[chunk, -1, :, None, :, None]
-        read = (c[chunk] @ matrix).transpose(0, 1).unflatten(-1, chunks.x.shape[3:])
+        read = _by_head((c[chunk] @ matrix).transpose(0, 1), chunks.x)
         outputs[chunk].addcmul_(read, since_start[chunk].unsqueeze(-1))
         _by_head(matrix, chunks.x).mul_(kept)
         matrix.baddbmm_(b[chunk], written[chunk])
@@ -83,9 +83,9 @@ def _within(chunks: SpaceInputs, total: Tensor) -> Tensor:
     return (between @ chunks.x.permute(0, 2, 3, 1, 4)).permute(0, 3, 1, 2, 4).contiguous()
 
 
-def _by_head(state: Tensor, x: Tensor) -> Tensor:
-    """Return a view of states [..., state_dim, width] with the dimensions of x's heads."""
-    return state.unflatten(-1, x.shape[-2:])
+def _by_head(states: Tensor, x: Tensor) -> Tensor:
+    """Return a view of [..., heads_per_group * head_dim] with the last two dimensions of x in place of the last one."""
+    return states.view(*states.shape[:-1], *x.shape[-2:])
 
 
 def _slots(lengths: Sequence[int], counts: Sequence[int]) -> Tensor:

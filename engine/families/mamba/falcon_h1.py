@@ -9,7 +9,7 @@ from baton.engine.families.base import Family
 from baton.engine.families.mamba.layers import MixerKeys, expanded, read_mixers
 from baton.engine.families.options import unsupported
 from baton.engine.families.tensor_names import NormNames, TensorNames
-from baton.engine.mamba import InputMultipliers, Mamba2Config
+from baton.engine.mamba import GatePlace, InputMultipliers, Mamba2Config
 
 WIDTH, MLP_FACTORS, MIXER_FACTORS = "mamba_d_ssm", "mlp_multipliers", "ssm_multipliers"
 MIN_FACTOR = 1e-9  # of the logits, which are divided by its inverse
@@ -46,7 +46,7 @@ def _read_mixers(config: JsonObject, num_layers: int) -> Mamba2Config:
     width = config.size(WIDTH) if WIDTH in config else expanded(config)
     mixers = read_mixers(config, range(num_layers), width, MixerKeys())
     is_normed_first = config.boolean("mamba_norm_before_gate", True)
-    place = "after_norm" if is_normed_first else "before_norm"
+    place: GatePlace = "after_norm" if is_normed_first else "before_norm"
     gates, values, writes, reads, steps = _factors(config, MIXER_FACTORS, 5)
     return replace(
         mixers,
