@@ -58,7 +58,7 @@ def scan_space(inputs: SpaceInputs, lengths: Sequence[int], state: Tensor) -> Te
     outputs = _within(chunks, total)
     since_start, until_end = total.float().exp(), (total[:, -1:] - total).float().exp()
     owners = [row for row, count in enumerate(counts) for _ in range(count)]
-    c, b = chunks.c.transpose(1, 2), chunks.b.permute(0, 2, 3, 1)  # [num_chunks, num_groups, CHUNK, state_dim]
+    c, b = chunks.c.transpose(1, 2), chunks.b.permute(0, 2, 3, 1)  # both [num_chunks, num_groups, ...]
     written = (chunks.x * until_end.unsqueeze(-1)).flatten(3).transpose(1, 2)
     for chunk, row in enumerate(owners):
         matrix, kept = state[row], since_start[chunk, -1, :, None, :, None]
