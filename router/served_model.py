@@ -17,9 +17,10 @@ from baton.router.admission.inflight_limit import AdmissionLimits
 from baton.router.admission.metrics import AdmissionMetrics
 from baton.router.admission.shared_places import SharedPlaces
 from baton.router.config import RouterConfig
-from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
+from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.embedder import Embedder
 from baton.router.dispatch.first_worker import FirstWorker
+from baton.router.dispatch.retries import FailoverLimits
 from baton.router.errors import NoWorker
 from baton.router.images.base import PromptImages
 from baton.router.images.factory import make_prompt_images

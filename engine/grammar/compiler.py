@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from weakref import WeakSet
 
 import torch
@@ -327,13 +326,6 @@ def _check(grammar: Grammar) -> None:
         grammar.check()
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-
-
-def make_xgrammar_backend(directory: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> GrammarBackend:
-    """Return xgrammar's backend. Raises InvalidRequest if the directory has no usable tokenizer."""
-    from baton.engine.grammar.xgrammar_backend import XGrammarBackend  # optional, and takes seconds to import
-
-    return XGrammarBackend(str(directory), vocab_size, eos_token_ids)
 
 
 def _resolve(entry: _Entry, result: ReadyGrammar | EngineError) -> None:

@@ -64,7 +64,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
-        if request.request_id in self._requests or self.blocks.is_filling(request.request_id):
+        if request.request_id in self._requests or request.request_id in self.blocks.fills:
             raise InvalidRequest(f"request id {request.request_id} is in use")
         check_request(request, self.blocks, self.finish_rule.max_model_len)
         if len(self.waiting) >= self.config.max_num_waiting:
@@ -162,7 +162,7 @@ class Scheduler:
 
         Tokens whose KV did not arrive are computed here. The request may have ended in the meantime.
         """
-        self.blocks.end_fill(request_id)
+        self.blocks.fills.end(request_id)
         request = self._requests.get(request_id)
         if request is None or request.status is not RequestStatus.RECEIVING:
             return
@@ -286,7 +286,7 @@ class Scheduler:
             self._adapters.admit(request)
             if request.receives_kv:
                 request.status = RequestStatus.RECEIVING
-                self.blocks.begin_fill(request)
+                self.blocks.fills.begin(request)
                 schedule.receiving.append(request)
             else:
                 request.status = RequestStatus.RUNNING
