@@ -41,7 +41,7 @@ class KVGroups:
         One group, which keeps all its blocks, if no layer has a window, the engine does not support groups on its
         device, they are disabled, or the layers cannot be divided into equal groups without much padding.
         """
-        if model.recurrent is not None:
+        if model.recurrent is not None or model.layers_without_attention:
             return cls(config.block_size, layers=(model.kv_layers,))
         if not (config.hybrid_kv_cache and config.is_on_cpu and model.spans):
             return cls(config.block_size)
