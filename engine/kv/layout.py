@@ -76,6 +76,8 @@ class KVCacheLayout:
         named = kv_cache_dtype(config, kv_dtype)
         dtype = torch_dtype(named)
         if not config.kv_layers:
+            if num_parts != 1:
+                raise ValueError(f"a model without attention has no KV heads to divide into {num_parts} parts")
             return cls(block_size, (1, _bytes_without_kv(config) // dtype.itemsize), dtype, 1)
         num_layers = groups.layers_per_block(config) if groups is not None else len(config.kv_layers)
         if config.mla is not None:

@@ -33,6 +33,8 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     only(config, "mlp_hidden_act", "relu2", ("relu2",))
     key = TYPES if TYPES in config else PATTERN
     types = read_types(config, shared, key, _types(config), tuple(LETTERS.values()))
+    if not {MAMBA, ATTENTION}.intersection(types):
+        raise unsupported(config, shared.architecture, "a model with neither mixers nor attention")
     bias, width = config.boolean("attention_bias", False), config.size(KEYS.heads) * config.size(KEYS.head_dim)
     return replace(
         with_mixers(config, shared, types, width, KEYS),

@@ -107,6 +107,8 @@ def test_a_model_without_attention_has_blocks_for_its_state(tmp_path: Path) -> N
     config = read_model_config(write(tmp_path, MAMBA2))
     assert KVCacheLayout.of(config, 16).block_bytes == 4096
     assert kv_bytes_per_token(config) == 0
+    with pytest.raises(ValueError, match="no KV heads to divide into 2 parts"):
+        KVCacheLayout.of(config, 16, num_parts=2)
     large = read_model_config(write(tmp_path, MAMBA2 | {"hidden_size": 4096, "num_heads": 128, "head_dim": 64}))
     size = 4 * mixers_of(large).state_size
     assert size <= 16 * KVCacheLayout.of(large, 16).block_bytes < size + 16 * 64
@@ -116,6 +118,7 @@ def test_a_model_without_attention_has_blocks_for_its_state(tmp_path: Path) -> N
     ("change", "named"),
     [
         (NEMOTRON | LATENT, "moe_latent_size 16 is not supported with NemotronH"),
+        (NEMOTRON | {"hybrid_override_pattern": "----"}, "a model with neither mixers nor attention is not supported"),
         (NEMOTRON | {"mlp_hidden_act": "silu"}, "mlp_hidden_act 'silu' is not supported, only relu2"),
         (NEMOTRON | {"mamba_hidden_act": "gelu"}, "mamba_hidden_act 'gelu' is not supported, only silu"),
         (NEMOTRON | {"sliding_window": 128}, "sliding_window 128 is not supported with NemotronH"),
