@@ -7,11 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import make_checkpoint
+from tests.marks import slow_case
 from tests.paged_model import PagedModel
 from tests.unit.engine.test_recurrent_models import add, drain, engine_of, greedy_of, random_tokens
 
 
-@pytest.mark.parametrize("architecture", ["falcon-h1", "mamba2"])
+@pytest.mark.parametrize("architecture", [slow_case("falcon-h1"), "mamba2"])
 def test_tokens_equal_transformers_from_a_checkpoint_of_the_state(architecture: str, tmp_path: Path) -> None:
     model = make_checkpoint(architecture, tmp_path)
     oracle = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)

@@ -42,7 +42,6 @@ THOROUGH = (  # with parts that no other has
         "minimax-m2",
         "qwen3-next",
         "nemotron-h",
-        "falcon-h1",
     ),
 )
 thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)
