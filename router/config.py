@@ -85,8 +85,8 @@ class RouterConfig(RequestLimits):
     )
     admin_api_key: tuple[str, ...] | None = option(
         None,
-        "API key that may also use the web console, clear caches and load LoRA adapters, or several; those of api_key "
-        f"then may not. Prefer {SECRETS['admin_api_key']} or the file.",
+        "API key that may also use the web console, clear caches and load LoRA adapters, or several separated by "
+        f"commas; keys of api_key then may not. Prefer {SECRETS['admin_api_key']} or the file.",
         secret=True,
     )
     console: bool = option(True, "Serve the web console at /console.")
@@ -132,8 +132,8 @@ class RouterConfig(RequestLimits):
     )
     pin_prefix: tuple[str, ...] = option(
         (),
-        "Text files with which prompts of --model begin, separated by commas. Their KV stays cached on all workers "
-        "that compute prompts, for the life of the server. Default: none.",
+        "Text files, separated by commas, with the beginning of prompts of --model. Their KV stays cached on all "
+        "workers that compute prompts, for the life of the server. Default: none.",
     )
     enable_lora: bool = option(False, "Serve LoRA adapters of the model, which requests choose by name.")
     lora_modules: tuple[str, ...] = option(
@@ -143,8 +143,8 @@ class RouterConfig(RequestLimits):
     )
     lora_dir: str | None = option(
         None,
-        "Directory from which /v1/load_lora_adapter loads LoRA adapters, and requests their own ones on first use: "
-        "NAME is in lora_dir/NAME. Default: none, adapters are loaded at the start alone.",
+        "Directory of LoRA adapters that /v1/load_lora_adapter or the first request for one may load: NAME is in "
+        "lora_dir/NAME. Default: none; adapters are loaded only at the start.",
     )
     adapters_dir: str | None = option(None, "Private directory with the list of the LoRA adapters.", hidden=True)
     tool_call_parser: str | None = option(
@@ -177,7 +177,7 @@ class RouterConfig(RequestLimits):
     otlp_traces_endpoint: str | None = option(None, OTLP_ENDPOINT, aliases=("--otlp-endpoint",))
     trace_sample_ratio: float = option(
         1.0,
-        "Share of exported traces among requests without a traceparent; others are sampled as their parent is.",
+        "Share of requests without a traceparent whose traces are exported; the others follow their parent.",
         minimum=0,
         maximum=1,
     )

@@ -65,7 +65,7 @@ class ServedModel:
     first_worker: FirstWorker
     pins: PinKeeper
     catalog: AdapterCatalog | None = None  # of its adapters; None: it takes none
-    adapter: Adapter | None = None  # that the requests of this view of the model use; None: the model itself
+    adapter: Adapter | None = None  # used by the requests of this view of the model; None: the model itself
 
     def with_adapter(self, adapter: Adapter) -> "ServedModel":
         """Return the same model with an adapter."""

@@ -52,7 +52,7 @@ class ReadyGrammar:
     is_slow: bool  # its first mask took more than SLOW_FILL_S
     is_cheap: bool  # to compile; see `cost`
     has_short_forced_texts: bool  # see `forced_length`
-    tenant: str  # that asked for it first
+    tenant: str  # first tenant that requested it
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +60,11 @@ class _Entry:
     """A grammar in the cache, which may not be compiled yet."""
 
     ready: "Future[ReadyGrammar]"
-    tenant: str = ""  # that asked for it first
+    tenant: str = ""  # first tenant that requested it
     compiled: ReadyGrammar | None = None
     timer: threading.Timer | None = None
     num_bytes: int = 0  # of the source, and of the compiled grammar once it exists
-    thread_id: int = 0  # that compiles it in this process
+    thread_id: int = 0  # thread of this process that compiles it
     is_overdue: bool = False  # it still has a thread, although its requests have failed
     is_replaced: bool = False  # its thread
 

@@ -1,4 +1,4 @@
-"""The grammars of an engine: xgrammar, tried in a process of its own before it compiles here."""
+"""The grammars of an engine: xgrammar, tried in a separate process before it compiles here."""
 
 from functools import partial
 from pathlib import Path

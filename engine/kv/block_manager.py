@@ -122,7 +122,7 @@ class BlockManager:
         return self._extend(request, whole, soon)
 
     def drop_pin_for(self, request: Request) -> bool:
-        """Drop a prefix pin if a running request could not go on beside the pins even without other requests."""
+        """Drop a prefix pin if the pins leave a running request too few blocks, even without other requests."""
         whole = self.num_blocks_for(request.num_tokens)
         soon = self.num_blocks_for(min(request.num_tokens, request.num_computed_tokens + self._step_tokens + 1))
         num_new = sum(self._num_missing(request, whole, soon))

@@ -235,8 +235,8 @@ class Scheduler:
     def _make_room(self, request: Request) -> Request | None:
         """Preempt the last request in service order that does not keep its blocks, which a peer may be reading.
 
-        Returns the preempted request. If only this one runs, and would not fit beside the pinned prefixes however long
-        it waited, one of them is dropped instead.
+        Returns the preempted request. If only this one runs, and the pinned prefixes leave it too few blocks however
+        long it waits, one of them is dropped instead.
         """
         if len(self.running) == 1 and self.blocks.drop_pin_for(request):
             return None

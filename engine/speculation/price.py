@@ -12,8 +12,8 @@ class StepCost:
     """Estimated time of a step of decodes."""
 
     plain_s: float  # without drafts; 0: not known yet
-    drafting_s: float  # that the first draft adds
-    draft_s: float  # that each drafted token adds
+    drafting_s: float  # time added by the first draft
+    draft_s: float  # time added by each drafted token
 
 
 @dataclass(frozen=True, slots=True)

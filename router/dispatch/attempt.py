@@ -49,7 +49,7 @@ class AttemptTimes:
 
 
 class AttemptRecord:
-    """What one attempt's output changes: the completion's progress, its trace, and the load of its workers."""
+    """State that the output of one attempt changes: the completion's progress, its trace, its workers' load."""
 
     def __init__(self, plan: Plan, progress: Progress, share: LoadShare, times: AttemptTimes) -> None:
         self._plan = plan

@@ -1,4 +1,4 @@
-"""Placement of a completion: which workers take its next attempt, by a policy over the pool as it is now."""
+"""Placement of a completion: which workers take its next attempt, by a policy over the pool's current state."""
 
 import asyncio
 import logging
