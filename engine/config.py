@@ -9,6 +9,7 @@ from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.engine.lora.config import DTYPES as LORA_DTYPES
 from baton.engine.lora.config import LoraConfig
+from baton.engine.mamba import Mamba2Config
 from baton.engine.mla import MLAConfig
 from baton.engine.rope import RopeConfig, yarn_mscale
 from baton.engine.speculation.config import SpeculationConfig
@@ -17,6 +18,7 @@ from baton.settings.options import described, option
 from baton.settings.values import JsonText, OptionError
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]  # of a gated MLP
+MLPActivation = Activation | Literal["relu2"]  # relu2, the square of ReLU, is that of an MLP without a gate
 TOKENIZER = "tokenizer.json"
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 CHECKPOINT_TOKENS = 512  # default of state_checkpoint_tokens
@@ -95,7 +97,8 @@ class EngineConfig:
     state_checkpoint_tokens: int | None = option(
         None,
         "Tokens between checkpoints of recurrent state, a multiple of block_size: a prefix is found in the cache up to "
-        "its last checkpoint. For models with recurrent layers, such as Qwen3-Next. Default: 512, in whole blocks.",
+        "its last checkpoint. For models with recurrent layers, such as Qwen3-Next or Nemotron-H. Default: 512, in "
+        "whole blocks.",
         minimum=1,
     )
     kv_shards: int | None = option(
@@ -213,7 +216,7 @@ class MoEConfig:
     shared_size: int = 0  # inner size of all shared experts together, which every token uses
     has_shared_gate: bool = False  # the shared experts' output is scaled by a sigmoid
     dense_layers: frozenset[int] = frozenset()  # layers with a dense MLP
-    activation: Activation = "silu"
+    activation: MLPActivation = "silu"
     has_biases: bool = False  # in the router and in the experts
     is_parallel: bool = False  # next to a dense MLP, each with norms of its own (Gemma 4)
     weights_inputs: bool = False  # a token's weight multiplies its one expert's input instead of its output
@@ -258,9 +261,13 @@ class ModelConfig:
     logits_divisor: float = 1.0
     moe: MoEConfig | None = None
     mla: MLAConfig | None = None
-    delta_net: DeltaNetConfig | None = None  # of the layers without attention
+    recurrent: DeltaNetConfig | Mamba2Config | None = None  # layers with recurrent state
+    layers_without_attention: frozenset[int] = frozenset()
+    has_single_parts: bool = False  # a layer is one part: attention, a recurrent net or an MLP (Nemotron-H, Mamba-2)
+    attention_output_multiplier: float = 1.0  # of attention next to a recurrent net (Falcon-H1)
     has_output_gate: bool = False  # attention's output is multiplied by a sigmoid, of which queries have the logits
-    activation: Activation = "silu"  # of dense MLPs
+    activation: MLPActivation = "silu"  # of dense MLPs
+    mlp_multipliers: tuple[float, float] = (1.0, 1.0)  # of the input of a dense MLP's activation, and of its output
     norm_offset: float = 0.0  # added to the weights of all norms
     spans: tuple[AttentionSpan, ...] = ()  # of each layer's attention; none: all layers attend to the whole context
     local_rope: RopeConfig | None = None  # of layers that do not attend to the whole context, if it is another one
@@ -325,8 +332,8 @@ class ModelConfig:
     @property
     def kv_layers(self) -> tuple[int, ...]:
         """Layers that write KV: those with attention that do not share the KV of another."""
-        recurrent = self.delta_net.layers if self.delta_net is not None else ()
-        return tuple(layer for layer in range(self.num_layers - self.num_kv_shared_layers) if layer not in recurrent)
+        layers = range(self.num_layers - self.num_kv_shared_layers)
+        return tuple(layer for layer in layers if layer not in self.layers_without_attention)
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer's MLP is a mixture of experts."""

@@ -84,6 +84,16 @@ _SHARED_EXPERT = {
     "num_experts_per_tok": 3,
 }
 
+_MIXERS = {
+    "num_hidden_layers": 3,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "shared_intermediate_size": 80,
+}
+_HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+
 # What each name stands for: the class of transformers' config, and its options.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("LlamaConfig", _ATTENTION | {"num_key_value_heads": 4}),
@@ -347,6 +357,74 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-moe": (
         "Qwen3_5MoeTextConfig",
         _DELTA_NETS | _SHARED_EXPERT | {"layer_types": [*["linear_attention", "full_attention"] * 2]},
+    ),
+    "nemotron-h": (
+        "NemotronHConfig",
+        _ATTENTION
+        | {
+            "layers_block_type": [*("linear_attention", "mlp", "full_attention"), *("linear_attention", "mlp")],
+            "ssm_state_size": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+            "use_bias": True,
+            "mlp_bias": True,
+            "time_step_min": 1e-9,
+        },
+    ),
+    "nemotron-h-moe": (
+        "NemotronHConfig",
+        _ATTENTION
+        | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "ssm_state_size": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+            "time_step_min": 1e-9,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybridConfig",
+        _GRANITE | _MIXERS | {"num_local_experts": 0, "layer_types": _HYBRID, "position_embedding_type": "rope"},
+    ),
+    "granite-hybrid-moe": (
+        "GraniteMoeHybridConfig",
+        _GRANITE | _MIXERS | _EXPERTS | {"layer_types": _HYBRID, "intermediate_size": 32},
+    ),
+    "bamba": ("BambaConfig", _ATTENTION | _MIXERS | {"attn_layer_indices": [1], "attention_bias": True}),
+    "falcon-h1": (
+        "FalconH1Config",
+        _ATTENTION
+        | _MIXERS
+        | {
+            "mamba_d_ssm": 96,
+            "mamba_d_head": 12,
+            "mamba_rms_norm": True,
+            "projectors_bias": True,
+            "lm_head_multiplier": 0.8,
+            "embedding_multiplier": 1.5,
+            "mlp_multipliers": [0.9, 0.7],
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.8,
+            "ssm_multipliers": [0.8, 1.1, 0.9, 1.2, 0.7],
+            "ssm_in_multiplier": 1.3,
+            "ssm_out_multiplier": 0.6,
+        },
+    ),
+    "falcon-h1-plain": (
+        "FalconH1Config",
+        _ATTENTION | _MIXERS | {"mamba_d_ssm": None, "mamba_rms_norm": False, "mamba_conv_bias": False},
+    ),
+    "mamba2": (
+        "Mamba2Config",
+        {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2, "residual_in_fp32": False},
     ),
     "minimax-m2": ("MiniMaxM2Config", _ATTENTION | _EXPERTS | {"rotary_dim": 8}),
 }

@@ -41,12 +41,20 @@ def make_checkpoint(
 
 def randomise(model: torch.nn.Module) -> None:
     """Gives values to what starts as ones or zeros; matrices are random already."""
-    norms = ("norm.weight", "layernorm_1.weight", "layernorm_2.weight", "norm1.weight", "norm2.weight", "ln_q.weight")
+    norms = (
+        "norm.weight",
+        "layernorm_1.weight",
+        "layernorm_2.weight",
+        "norm1.weight",
+        "norm2.weight",
+        "ln_q.weight",
+        "norm_f.weight",
+    )
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("q_norm.weight") and getattr(model.config, "model_type", "") == "gemma4_text":
                 tensor.uniform_(0.1, 0.4)  # its scores are not scaled; sharp ones multiply rounding errors
-            elif name.endswith((*norms, "router.scale", "expert_scale")):
+            elif name.endswith((*norms, "router.scale", "expert_scale", ".D")):
                 tensor.uniform_(0.5, 1.5)
             elif name.endswith("layer_scalar"):
                 tensor.uniform_(0.6, 1.1)

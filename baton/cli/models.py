@@ -9,7 +9,8 @@ from baton.engine.families.registry import FAMILIES
 PLAIN = "bfloat16, float16, float32"
 TESTED = """\
 Every family is compared with transformers on small random weights: logits, greedy tokens, tensor and
-expert parallelism, handovers; Qwen3-Next and Qwen3.5 without the parallelism, which they do not support.
+expert parallelism, handovers; those with recurrent layers (Qwen3-Next, Qwen3.5, Nemotron-H, Granite 4,
+Bamba, Falcon-H1, Mamba-2) without the parallelism, which they do not support.
 On a GPU, only Llama, Mixtral, Qwen2, Qwen3 and DeepSeek have run."""
 INDENT = "  "
 

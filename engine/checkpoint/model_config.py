@@ -114,7 +114,9 @@ def _of_language_model(config: JsonObject, family: Family) -> JsonObject:
     text = config.inner("text_config") if family.has_text_config else JsonObject({}, config.source)
     nulls = dict.fromkeys(config.nulls | text.nulls)
     named = {"architectures": config.texts("architectures")}
-    return JsonObject({**family.defaults, **nulls, **config.values, **text.values, **named}, config.source)
+    values = {**nulls, **config.values, **text.values, **named}
+    given = JsonObject({**family.defaults, **values}, config.source)
+    return JsonObject({**family.defaults, **family.derived(given), **values}, config.source)
 
 
 def _read_shared(config: JsonObject, directory: Path, architecture: str, dtype: str) -> ModelConfig:

@@ -72,6 +72,12 @@ class Batch:
         """Number of sequences in the step."""
         return len(self.query_lens_list)
 
+    def runs(self) -> list[tuple[slice, int]]:
+        """Return sequences with the same number of new tokens, and that number: all decodes, and each prompt."""
+        num_decodes = self.num_decodes
+        runs = [(slice(0, num_decodes), 1)] if num_decodes else []
+        return runs + [(slice(row, row + 1), self.query_lens_list[row]) for row in range(num_decodes, self.num_seqs)]
+
     def of_group(self, group: int) -> "Batch":
         """Return the batch with the slots and block tables of a KV group."""
         if group == 0:

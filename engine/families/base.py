@@ -13,6 +13,10 @@ from baton.engine.families.tensor_names import TensorNames
 Read = Callable[[JsonObject, ModelConfig], ModelConfig]
 
 
+def _nothing(_: JsonObject) -> Mapping[str, object]:
+    return {}
+
+
 # Prefixes of the language model's tensors in a model for images.
 LANGUAGE_MODEL: Prefixes = (
     ("language_model.lm_head.", "lm_head."),
@@ -39,6 +43,7 @@ class Family:
     partial_rotary_factor: float = 1.0  # default
     has_text_config: bool = False  # the language model's keys are in `text_config`
     defaults: Mapping[str, object] = field(default_factory=dict)  # of keys that a config.json may lack
+    derived: Callable[[JsonObject], Mapping[str, object]] = _nothing  # defaults that follow from other keys
     prefers_stored_head: bool = False  # a stored output layer is used even if the config ties it to the embedding
     prefixes: Prefixes = ()  # in a checkpoint, and the language model's in their place
     overflows_float16: bool = False  # activations exceed float16's range

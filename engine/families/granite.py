@@ -18,7 +18,8 @@ STORED = ExpertNames(
 )
 
 
-def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+def read_multipliers(config: JsonObject, shared: ModelConfig) -> ModelConfig:
+    """Return the config with the multipliers and biases of Granite models."""
     bias = config.boolean("attention_bias", False)
     return replace(
         shared,
@@ -38,13 +39,13 @@ def _read_moe(config: JsonObject, shared: ModelConfig) -> ModelConfig:
         num_experts_per_token=config.integer("num_experts_per_tok"),
         intermediate_size=config.size("intermediate_size"),
     )
-    return replace(_read(config, shared), moe=experts)
+    return replace(read_multipliers(config, shared), moe=experts)
 
 
 GRANITE = Family(
     title="Granite 3",
     architectures=("GraniteForCausalLM",),
-    read=_read,
+    read=read_multipliers,
     reads=MULTIPLIERS | {"attention_bias", "mlp_bias"},
 )
 GRANITE_MOE = Family(

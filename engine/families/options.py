@@ -24,6 +24,14 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "residual_multiplier": (1,),
     "attention_multiplier": (),
     "logits_scaling": (1,),
+    "lm_head_multiplier": (1,),
+    "key_multiplier": (1,),
+    "attention_in_multiplier": (1,),
+    "attention_out_multiplier": (1,),
+    "mlp_multipliers": ([1, 1],),
+    "ssm_in_multiplier": (1,),
+    "ssm_out_multiplier": (1,),
+    "ssm_multipliers": ([1] * 5,),
 }
 LATER_TOKENS = "attention to later tokens"
 MEANINGS = {"is_causal": LATER_TOKENS, "use_bidirectional_attention": LATER_TOKENS}  # of keys that do not say it

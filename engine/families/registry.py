@@ -14,6 +14,11 @@ from baton.engine.families.gpt_oss import GPT_OSS
 from baton.engine.families.granite import GRANITE, GRANITE_MOE
 from baton.engine.families.llama import LLAMA
 from baton.engine.families.llama4 import LLAMA4, LLAMA4_TEXT
+from baton.engine.families.mamba.bamba import BAMBA
+from baton.engine.families.mamba.falcon_h1 import FALCON_H1
+from baton.engine.families.mamba.granite import GRANITE_HYBRID
+from baton.engine.families.mamba.nemotron_h import NEMOTRON_H
+from baton.engine.families.mamba.plain import MAMBA2
 from baton.engine.families.minimax import MINIMAX_M2
 from baton.engine.families.mistral import MINISTRAL3, MISTRAL, MISTRAL3, MIXTRAL
 from baton.engine.families.olmo import OLMO2, OLMO3
@@ -52,6 +57,7 @@ FAMILIES = (
     ),
     *(GEMMA, GEMMA2, GEMMA3, GEMMA3_TEXT, GEMMA4, GEMMA4_TEXT, GPT_OSS),
     *(GRANITE, GRANITE_MOE, GLM, GLM4, GLM4_MOE, GLM4_MOE_LITE, SEED_OSS, ERNIE, ERNIE_MOE, MINIMAX_M2),
+    *(NEMOTRON_H, GRANITE_HYBRID, BAMBA, FALCON_H1, MAMBA2),
 )
 
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}

@@ -34,6 +34,8 @@ class ExpertNames:
     all_transposed: bool = False  # the input columns of those are the first dimension
     all_alternate: bool = False  # their rows of gate and up alternate, instead of following each other
     shared: str = "shared_experts"
+    shared_gate_up: str | None = None  # one tensor with gate and up of those; None: two tensors
+    shared_down: str = "down_proj"
     shared_gate: str = "shared_expert_gate.weight"
 
 
@@ -43,8 +45,11 @@ class TensorNames:
 
     norms: NormNames = field(default_factory=NormNames)
     qkv: str | None = None  # one tensor with queries, keys and values in this order; None: three tensors
+    attention: str = "self_attn"
+    recurrent: str = "linear_attn"
     mlp: str = "mlp"  # of layers with a dense MLP
     gate_up: str | None = None  # one tensor with gate and up of the dense MLP; None: two tensors
+    down: str = "down_proj"  # of the dense MLP
     by_key_head: bool = False  # two tensors have all projections of a delta net's input, by key head; False: four
     experts: tuple[ExpertNames, ...] = (ExpertNames(),)  # alternatives; a checkpoint has the router of one of them
 

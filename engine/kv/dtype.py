@@ -68,7 +68,9 @@ def default_kv_bytes(free_bytes: int, num_workers: int, model: ModelConfig, engi
     """Return a worker's share of the free memory, capped at what a full batch of the longest requests needs."""
     share_bytes = min(max(int(free_bytes * FREE_MEMORY_SHARE) // num_workers, MIN_BYTES), MAX_BYTES)
     max_tokens = engine.batch_seqs * min(engine.max_model_len or model.default_model_len, model.max_model_len)
-    net = model.delta_net
+    if not model.kv_layers:
+        return share_bytes  # blocks of tokens take memory all the same
+    net = model.recurrent
     state_bytes = STATE_ITEM_BYTES * len(net.layers) * net.state_size if net is not None else 0
     needed_bytes = max_tokens * kv_bytes_per_token(model, engine.kv_cache_dtype)
     needed_bytes += 2 * engine.batch_seqs * state_bytes  # a live state each, and a checkpoint

@@ -41,7 +41,7 @@ class KVGroups:
         One group, which keeps all its blocks, if no layer has a window, the engine does not support groups on its
         device, they are disabled, or the layers cannot be divided into equal groups without much padding.
         """
-        if model.delta_net is not None:
+        if model.recurrent is not None or model.layers_without_attention:
             return cls(config.block_size, layers=(model.kv_layers,))
         if not (config.hybrid_kv_cache and config.is_on_cpu and model.spans):
             return cls(config.block_size)
@@ -62,9 +62,9 @@ class KVGroups:
 
     def with_states(self, config: EngineConfig, model: ModelConfig, block_bytes: int) -> "KVGroups":
         """Return the groups with the layout of a model's recurrent state in blocks of `block_bytes` bytes, if any."""
-        if model.delta_net is None:
+        if model.recurrent is None:
             return self
-        return replace(self, states=StateLayout.of(model.delta_net, block_bytes, config.checkpoint_tokens))
+        return replace(self, states=StateLayout.of(model.recurrent, block_bytes, config.checkpoint_tokens))
 
     @property
     def num_state_blocks(self) -> int:

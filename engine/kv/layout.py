@@ -21,13 +21,13 @@ FP8 KV has scales per layer, outside the blocks (engine/kv/scales.py).
 """
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 import torch
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.kv.dtype import kv_cache_dtype, row_items
+from baton.engine.kv.dtype import STATE_ITEM_BYTES, kv_cache_dtype, row_items
 from baton.engine.kv.groups import KVGroups
 
 _TORCH_DTYPES = {
@@ -39,6 +39,8 @@ _TORCH_DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 LATENT_DIMS = 4  # dimensions of a pool for MLA
+# Blocks of a model without attention: small ones waste little memory on tokens, large ones make short lists of blocks.
+STATE_PARTS, MIN_STATE_BLOCK_BYTES, ALIGNMENT = 16, 4096, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,16 @@ class KVCacheLayout:
         KV heads, several ranks hold the same heads. If layers have KV heads of two sizes, each has room for the larger
         ones; layers that share the KV of another have no room. With `kv_dtype` int8 the last dimension is four bytes
         longer, for the scale; with int4 it has the bytes of half as many elements and of the scale. With several
-        `groups` a block has the layers of one of them. Raises ValueError for numbers that do not divide each other,
-        UnsupportedModel for a type that the model's KV cannot have.
+        `groups` a block has the layers of one of them. In a model without attention a block is [1, items], for
+        recurrent state, and those of tokens have no content. Raises ValueError for numbers that do not divide each
+        other, UnsupportedModel for a type that the model's KV cannot have.
         """
         named = kv_cache_dtype(config, kv_dtype)
         dtype = torch_dtype(named)
+        if not config.kv_layers:
+            if num_parts != 1:
+                raise ValueError(f"a model without attention has no KV heads to divide into {num_parts} parts")
+            return cls(block_size, (1, _bytes_without_kv(config) // dtype.itemsize), dtype, 1)
         num_layers = groups.layers_per_block(config) if groups is not None else len(config.kv_layers)
         if config.mla is not None:
             row = row_items(config.mla.row_dim, named)
@@ -104,6 +111,13 @@ class KVCacheLayout:
         layer: the layer's place in a block; see `KVGroups.place`.
         """
         return pool[:, layer] if pool.dim() == LATENT_DIMS else pool[:, :, layer]
+
+
+def _bytes_without_kv(config: ModelConfig) -> int:
+    """Return the size of a block in a model that has only recurrent state: a part of a layer's state."""
+    assert config.recurrent is not None, "a model without attention and recurrent layers"
+    part = config.recurrent.state_size * STATE_ITEM_BYTES / STATE_PARTS
+    return max(MIN_STATE_BLOCK_BYTES, ceil(part / ALIGNMENT) * ALIGNMENT)
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -10,6 +10,7 @@ from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv.dtype import STATE_ITEM_BYTES
+from baton.engine.mamba import Mamba2Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class StateLayout:
     checkpoint_tokens: int  # a checkpoint is stored after each multiple of these
 
     @classmethod
-    def of(cls, net: DeltaNetConfig, block_bytes: int, checkpoint_tokens: int) -> "StateLayout":
+    def of(cls, net: DeltaNetConfig | Mamba2Config, block_bytes: int, checkpoint_tokens: int) -> "StateLayout":
         """Return the layout of a model's state in blocks of `block_bytes` bytes. Raises UnsupportedModel."""
         if block_bytes % STATE_ITEM_BYTES:
             raise UnsupportedModel(
@@ -66,7 +67,7 @@ class StateLayout:
 
 def check_recurrent(config: EngineConfig, model: ModelConfig, num_ranks: int, *, is_expert_parallel: bool) -> None:
     """Raise UnsupportedModel, naming the option, if a model with recurrent layers cannot be served as configured."""
-    if model.delta_net is None:
+    if model.recurrent is None:
         return
     refused = {
         "tensor_parallel": num_ranks > 1,

@@ -10,6 +10,7 @@ from baton.engine.checkpoint.weights import Weights, peek_all
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layer_states import LayerStates
+from baton.engine.layers.causal_conv import CausalConv
 from baton.engine.layers.delta_rule import chunk_rule, step_rule
 from baton.engine.layers.linear import Linear, Projection, load_fused, load_linear, load_slices, make_linear
 from baton.engine.layers.norm import RMSNorm
@@ -33,19 +34,17 @@ class GatedDeltaNet:
         self,
         config: DeltaNetConfig,
         inputs: DeltaNetInputs,
-        filters: Tensor,
+        conv: CausalConv,
         decay_rates: Tensor,
         decay_bias: Tensor,
         norm: RMSNorm,
         output: Projection,
         states: LayerStates,
     ) -> None:
-        """filters: [conv_size, conv_width], of the convolution; decay_rates, at most 0, and decay_bias:
-        [num_value_heads]; all three in float32.
-        """
+        """decay_rates, at most 0, and decay_bias: [num_value_heads], in float32."""
         self.config = config
         self.inputs = inputs
-        self.filters = filters
+        self.conv = conv
         self.decay_rates = decay_rates
         self.decay_bias = decay_bias
         self.norm = norm
@@ -62,28 +61,15 @@ class GatedDeltaNet:
         states = self.states.read(layer_cache, batch.states)
         inputs, matrices = self.states.tensors(states)
         outputs, end = [], 0
-        for rows, length in _runs(batch):
+        for rows, length in batch.runs():
             start, end = end, end + (rows.stop - rows.start) * length
             tokens = slice(start, end)
-            convolved = self._convolve(mixed[tokens].view(-1, length, config.conv_width), inputs[rows])
+            convolved = self.conv(mixed[tokens].view(-1, length, config.conv_width), inputs[rows]).to(x.dtype)
             outputs.append(self._apply(convolved, decays[tokens], rates[tokens], matrices[rows]))
         self.states.write(layer_cache, batch.states, states)
         heads = torch.cat(outputs).to(x.dtype)  # [num_tokens, num_value_heads, value_dim]
         gated = self.norm(heads).float() * F.silu(gates.float()).view_as(heads)
         return self.output(gated.to(x.dtype).flatten(1))
-
-    def _convolve(self, mixed: Tensor, inputs: Tensor) -> Tensor:
-        """Return the convolution of [num_seqs, num_tokens, conv_width], flattened and rounded to the input's type.
-
-        inputs: [num_seqs, conv_size - 1, conv_width], those of earlier tokens; updated in place.
-        """
-        size, length = len(self.filters), mixed.shape[1]
-        padded = torch.cat([inputs, mixed.float()], dim=1)
-        inputs.copy_(padded[:, length:])
-        total = padded[:, :length] * self.filters[0]
-        for place in range(1, size):
-            total.addcmul_(padded[:, place : place + length], self.filters[place])
-        return F.silu(total).flatten(0, 1).to(mixed.dtype)
 
     def _apply(self, mixed: Tensor, decays: Tensor, rates: Tensor, matrices: Tensor) -> Tensor:
         """Apply the delta rule to the tokens [num_tokens, conv_width] of one sequence, or of one token each.
@@ -107,13 +93,6 @@ class GatedDeltaNet:
         return normed.repeat_interleave(self.config.num_value_heads // self.config.num_key_heads, dim=1)
 
 
-def _runs(batch: Batch) -> list[tuple[slice, int]]:
-    """Return sequences that are computed together, and the number of new tokens of each: decodes, and each prompt."""
-    num_decodes = batch.num_decodes
-    runs = [(slice(0, num_decodes), 1)] if num_decodes else []
-    return runs + [(slice(row, row + 1), batch.query_lens_list[row]) for row in range(num_decodes, batch.num_seqs)]
-
-
 def load_delta_net(
     weights: Weights,
     prefix: str,
@@ -132,7 +111,7 @@ def load_delta_net(
     return GatedDeltaNet(
         config,
         load(weights, prefix, config, hidden_size),
-        filters.squeeze(1).T.contiguous(),
+        CausalConv(filters.squeeze(1).T.contiguous()),
         -heads[0].exp(),
         heads[1],
         RMSNorm(weights.take(f"{prefix}.norm.weight", config.value_dim), eps),

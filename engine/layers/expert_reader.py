@@ -62,8 +62,9 @@ class ExpertReader:
 
     def _read_own(self, expert: int) -> Expert:
         names, hidden, size, ours = self._of(expert), self._hidden_size, self._size, self._ours
-        gate_up = peek_all(self._weights, names[:2], [size, size], hidden, wanted=[(ours,), (ours,)])
-        down = peek_all(self._weights, names[2:], [hidden], size, wanted=[(slice(None), ours)])
+        *firsts, last = names
+        gate_up = peek_all(self._weights, firsts, [size] * len(firsts), hidden, wanted=[(ours,)] * len(firsts))
+        down = peek_all(self._weights, [last], [hidden], size, wanted=[(slice(None), ours)])
         return Expert(self._linear(gate_up), self._linear(down), self._activation)
 
     def _read_fused(self, expert: int) -> Expert:
@@ -103,10 +104,11 @@ class ExpertReader:
                     self._weights.expect(*self._bias(stacked))
             return
         hidden, size = self._hidden_size, self._size
-        shapes = ((size, hidden), (size, hidden), (hidden, size))
         for expert in range(self._num_experts):
-            for name, shape in zip(self._of(expert), shapes, strict=True):
-                self._weights.expect(name, *shape)
+            *firsts, last = self._of(expert)
+            for name in firsts:
+                self._weights.expect(name, size, hidden)
+            self._weights.expect(last, hidden, size)
 
     def _bias(self, stacked: StackedMatrices) -> tuple[str, int, int]:
         """Return name and shape of the biases of all experts."""
@@ -120,5 +122,6 @@ class ExpertReader:
         return [*self._gate_up.names, *self._down.names, *biases]
 
     def _of(self, expert: int) -> list[str]:
-        names = (self._names.gate, self._names.up, self._names.down)
+        has_gate = self._activation != "relu2"
+        names = (*((self._names.gate,) if has_gate else ()), self._names.up, self._names.down)
         return [f"{self._prefix}.{self._names.experts}.{expert}.{name}.weight" for name in names]

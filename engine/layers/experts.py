@@ -9,13 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.engine.config import Activation
+from baton.engine.config import MLPActivation
+from baton.engine.layers.activation import activated
 from baton.engine.layers.expert_pairs.products import is_served, products_for
 from baton.engine.layers.grouped_product import GroupedProduct, PlainProduct, grouped_product
 from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.linear import Linear, gated_weights
 from baton.engine.layers.panel_weight import GatedWeights
-from baton.engine.ops.factory import ops_for
 
 # A product's rows are the same, bit for bit, for every number of rows that is a multiple of this. A token's result
 # therefore does not depend on the rest of the batch, nor on the rank that computes an expert. MKL needs multiples of 16
@@ -32,9 +32,9 @@ FewTokens = Callable[[Tensor, Tensor, Tensor], Tensor]  # tokens, their experts 
 class Expert:
     """Weights of one expert."""
 
-    gate_up: Linear
+    gate_up: Linear  # without a gate, only up
     down: Linear
-    activation: Activation = "silu"
+    activation: MLPActivation = "silu"
 
 
 class Products(Protocol):
@@ -58,8 +58,7 @@ class SeparateProducts:
         splits = [size for _, size in busy]
         inputs = rows.split_with_sizes(splits)
         gate_up = torch.cat([expert.gate_up(part) for (expert, _), part in zip(busy, inputs, strict=True)])
-        activated = ops_for(rows.device).gate_and_mul(gate_up, self.slots[0].activation)
-        inner = activated.split_with_sizes(splits)
+        inner = activated(gate_up, self.slots[0].activation).split_with_sizes(splits)
         return torch.cat([expert.down(part) for (expert, _), part in zip(busy, inner, strict=True)])
 
 
@@ -79,9 +78,9 @@ class GatedExperts:
 class GroupedWeights:
     """Stacked weights of all slots, for grouped products of all experts at once."""
 
-    gate_up: GroupedProduct  # hidden to 2 * inner
+    gate_up: GroupedProduct  # hidden to 2 * inner, or without a gate to inner
     down: GroupedProduct  # inner to hidden
-    activation: Activation = "silu"
+    activation: MLPActivation = "silu"
 
     @classmethod
     def of(cls, slots: Sequence[Expert]) -> "GroupedWeights":
@@ -99,8 +98,7 @@ class GroupedWeights:
         ends = sizes
         if not isinstance(ends, Tensor):
             ends = torch.tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
-        activated = ops_for(rows.device).gate_and_mul(self.gate_up(rows, ends), self.activation)
-        return self.down(activated, ends)
+        return self.down(activated(self.gate_up(rows, ends), self.activation), ends)
 
     def for_few(self, x: Tensor, chosen: Tensor) -> FewTokens | None:
         """Return the kernels of few tokens; see Experts."""

@@ -224,7 +224,17 @@ def _load_shared(
     if not config.shared_size:
         return None
     name, size = f"{prefix}.{names.shared}", config.shared_size
-    mlp = load_partial_mlp(weights, name, hidden_size, size, shard, bias=bias)
+    mlp = load_partial_mlp(
+        weights,
+        name,
+        hidden_size,
+        size,
+        shard,
+        bias=bias,
+        fused=names.shared_gate_up,
+        down=names.shared_down,
+        activation="relu2" if config.activation == "relu2" else "silu",
+    )
     if not config.has_shared_gate:
         return mlp
     gate = weights.take(f"{prefix}.{names.shared_gate}", 1, hidden_size, dtype=torch.float32)

@@ -23,7 +23,7 @@ def check_adaptable(config: EngineConfig, model: ModelConfig, *, is_expert_paral
     """Raise UnsupportedModel if adapters are enabled for a model or a group that cannot have them."""
     refused = {
         "multi-head latent attention": model.mla is not None,
-        "recurrent layers": model.delta_net is not None,
+        "recurrent layers": model.recurrent is not None,
         "image inputs": model.vision is not None,
         "expert_parallel": is_expert_parallel,
     }

@@ -52,9 +52,9 @@ class CausalLM:
         layer_inputs: LayerInputs | None = None,
         vision: VisionEncoder | None = None,
     ) -> None:
-        """rotary: of each layer; kv_places: places of the layers' KV in the blocks of their KV groups, None for a
-        recurrent layer, which gets the whole pool; logits_soft_cap: bound on the logits, by cap * tanh(logit / cap);
-        vision: encoder of images, None if the model takes none.
+        """rotary: of each layer; kv_places: places of the layers' KV in the blocks of their KV groups, None for a layer
+        with recurrent state or without attention, which gets the whole pool; logits_soft_cap: bound on the logits, by
+        cap * tanh(logit / cap); vision: encoder of images, None if the model takes none.
         """
         self.embedding = embedding
         self.layers = layers

@@ -26,10 +26,13 @@ FeedForward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attention and feed-forward, each with a residual connection and with a norm of its input, its output or both."""
+    """Attention and feed-forward, each with a residual connection and with a norm of its input, its output or both.
 
-    attention: Attention
-    feed_forward: FeedForward
+    A layer may have only one of them.
+    """
+
+    attention: Attention | None
+    feed_forward: FeedForward | None
     before_attention: Norm
     before_feed_forward: Norm
     after_attention: Norm = NO_NORM
@@ -51,11 +54,13 @@ class DecoderLayer:
         x: residual stream; addend: output of the previous layer, not added yet. Both may be overwritten. The next norm
         fuses the addition. own: the layer's own input, [num_tokens, layer_input_size].
         """
-        x, normed = self.before_attention.add(x, addend)
-        attended = self.after_attention(self.attention(normed, rotation, layer_cache, batch))
-        x, normed = self.before_feed_forward.add(x, self._scaled(attended))
-        fed = self._scaled(self.after_feed_forward(self.feed_forward(normed)))
-        return (x, fed) if self.end is None else (self.end(x + fed, own), None)
+        if self.attention is not None:
+            x, normed = self.before_attention.add(x, addend)
+            addend = self._scaled(self.after_attention(self.attention(normed, rotation, layer_cache, batch)))
+        if self.feed_forward is not None:
+            x, normed = self.before_feed_forward.add(x, addend)
+            addend = self._scaled(self.after_feed_forward(self.feed_forward(normed)))
+        return (x, addend) if self.end is None or addend is None else (self.end(x + addend, own), None)
 
     def _scaled(self, output: Tensor) -> Tensor:
         return output if self.multiplier == 1 else output * self.multiplier

@@ -4,6 +4,7 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
+from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.errors import UnsupportedModel
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.families.registry import family_of
@@ -17,6 +18,7 @@ from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.latent_attention import load_latent_attention
 from baton.engine.layers.layer_inputs import load_layer_end, load_layer_inputs
 from baton.engine.layers.linear import Linear, Projection, gathered, head_quantization, load_head
+from baton.engine.layers.mamba import load_mamba
 from baton.engine.layers.mlp import load_mlp
 from baton.engine.layers.moe import load_moe
 from baton.engine.layers.norm import NO_NORM, Norm, RMSNorm
@@ -24,6 +26,7 @@ from baton.engine.layers.parallel_experts import ParallelExperts
 from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.models.causal_lm import CausalLM, MissingHead
 from baton.engine.models.decoder_layer import Attention, DecoderLayer, FeedForward
+from baton.engine.models.parallel_mixers import ParallelMixers
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.vision.encoder import load_encoder
 
@@ -56,7 +59,7 @@ class ModelLoader:
         self._tensor = tensor
         self._group = group
         self._groups = groups or KVGroups(block_size=1)
-        self._recurrent = config.delta_net.layers if config.delta_net is not None else ()
+        self._recurrent = config.recurrent.layers if config.recurrent is not None else ()
         self._family = family_of(config.architecture)
         self._names = self._family.names
 
@@ -67,6 +70,7 @@ class ModelLoader:
         table = load_table(weights, config, rows)
         layer_inputs = load_layer_inputs(weights, config, tensor)
         layers = [self._layer(index) for index in range(config.num_layers)]
+        without_kv = config.layers_without_attention.union(self._recurrent)
         head: Projection
         if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
             weight = GroupedWeight(table, weights.dtype) if isinstance(table, GroupedMatrix) else table
@@ -83,7 +87,7 @@ class ModelLoader:
             self._rotary(),
             self._backend,
             [
-                None if layer in self._recurrent else self._groups.place(config.kv_layer(layer)).layer
+                None if layer in without_kv else self._groups.place(config.kv_layer(layer)).layer
                 for layer in range(config.num_layers)
             ],
             config.logits_divisor,
@@ -108,21 +112,34 @@ class ModelLoader:
 
     def _layer(self, index: int) -> DecoderLayer:
         prefix, norms = f"model.layers.{index}", self._names.norms
+        attention = self._mixer(index, prefix)
+        has_feed_forward = attention is None or not self._config.has_single_parts
+        before = norms.before_feed_forward if has_feed_forward and not self._is_parallel else None
         return DecoderLayer(
-            before_attention=self._norm_at(prefix, norms.before_attention),
-            attention=self._attention(index, prefix),
+            before_attention=NO_NORM if attention is None else self._norm_at(prefix, norms.before_attention),
+            attention=attention,
             after_attention=self._norm_at(prefix, norms.after_attention),
-            before_feed_forward=NO_NORM if self._is_parallel else self._norm_at(prefix, norms.before_feed_forward),
-            feed_forward=self._feed_forward(index, prefix),
+            before_feed_forward=self._norm_at(prefix, before),
+            feed_forward=self._feed_forward(index, prefix) if has_feed_forward else None,
             after_feed_forward=self._norm_at(prefix, norms.after_feed_forward),
             multiplier=self._config.residual_multiplier,
             end=load_layer_end(self._weights, prefix, self._config),
         )
 
+    def _mixer(self, index: int, prefix: str) -> Attention | None:
+        """Load a layer's attention, its recurrent net, or both; None if it has neither."""
+        config = self._config
+        attention = None if index in config.layers_without_attention else self._attention(index, prefix)
+        if index not in self._recurrent:
+            return attention
+        net = self._recurrent_net(index, f"{prefix}.{self._names.recurrent}")
+        if attention is None:
+            return net
+        place = self._groups.place(config.kv_layer(index)).layer
+        return ParallelMixers(attention, net, place, config.attention_output_multiplier)
+
     def _attention(self, index: int, prefix: str) -> Attention:
-        if index in self._recurrent:
-            return self._delta_net(index, prefix)
-        name = f"{prefix}.self_attn"
+        name = f"{prefix}.{self._names.attention}"
         if self._config.mla is not None:
             return load_latent_attention(self._weights, name, self._config, self._backend, self._tensor)
         return load_attention(
@@ -136,19 +153,16 @@ class ModelLoader:
             self._groups.place(self._config.kv_layer(index)).group,
         )
 
-    def _delta_net(self, index: int, prefix: str) -> Attention:
-        config, states = self._config.delta_net, self._groups.states
+    def _recurrent_net(self, index: int, name: str) -> Attention:
+        config, layouts = self._config.recurrent, self._groups.states
         assert config is not None
-        assert states is not None, "groups without a layout of the recurrent state"
-        return load_delta_net(
-            self._weights,
-            f"{prefix}.linear_attn",
-            config,
-            self._config.hidden_size,
-            self._config.rms_norm_eps,
-            LayerStates(states.place(config.layers.index(index)), config.state_shapes),
-            by_key_head=self._names.by_key_head,
-        )
+        assert layouts is not None, "groups without a layout of the recurrent state"
+        states = LayerStates(layouts.place(config.layers.index(index)), config.state_shapes)
+        hidden, eps = self._config.hidden_size, self._config.rms_norm_eps
+        if isinstance(config, DeltaNetConfig):
+            by_key_head = self._names.by_key_head
+            return load_delta_net(self._weights, name, config, hidden, eps, states, by_key_head=by_key_head)
+        return load_mamba(self._weights, name, config, hidden, eps, states)
 
     @property
     def _is_parallel(self) -> bool:
@@ -185,7 +199,9 @@ class ModelLoader:
             self._tensor,
             bias=config.mlp_bias,
             fused=self._names.gate_up,
+            down=self._names.down,
             activation=config.activation,
+            multipliers=config.mlp_multipliers,
         )
 
     def _router_norm(self, name: str) -> RMSNorm:

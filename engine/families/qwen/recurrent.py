@@ -18,9 +18,11 @@ def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
     if not config.boolean("attn_output_gate", True):
         raise unsupported(config, shared.architecture, "attn_output_gate False")
     bias = config.boolean("attention_bias", False)
+    net = _read_delta_net(config, shared)
     return replace(
         shared,
-        delta_net=_read_delta_net(config, shared),
+        recurrent=net,
+        layers_without_attention=frozenset(net.layers),
         has_output_gate=True,
         qk_norm="head",
         norm_offset=1.0,

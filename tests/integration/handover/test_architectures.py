@@ -33,6 +33,16 @@ OTHER_ARCHITECTURES = (
     ),
     *("ernie", "ernie-moe", "minimax-m2", "olmoe", "glm4-moe-lite"),
     *("gemma2", "gemma3", "gemma4", "gemma4-large", "gemma4-moe", "gpt-oss", "olmo3", "llama4", "qwen3-next"),
+    *(
+        "nemotron-h",
+        "nemotron-h-moe",
+        "granite-hybrid",
+        "granite-hybrid-moe",
+        "bamba",
+        "falcon-h1",
+        "falcon-h1-plain",
+        "mamba2",
+    ),
     *("qwen3-moe", "llama2", "mistral", "qwen2", "qwen3", "mixtral", "deepseek-v2", "deepseek-v32"),
 )
 

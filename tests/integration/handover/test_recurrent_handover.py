@@ -29,9 +29,9 @@ COMMON = (
 LENGTHS = (1, 20, 64, 230)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("qwen3-next", tmp_path_factory.mktemp("recurrent") / "model")
+@pytest.fixture(scope="module", params=["qwen3-next", *map(slow_case, ("nemotron-h", "falcon-h1", "mamba2"))])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(request.param, tmp_path_factory.mktemp("recurrent") / "model")
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,13 @@ async def test_a_part_of_a_handover_without_the_state_is_not_used(model: Path, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp"])
-async def test_a_drained_decode_workers_request_migrates_with_its_state(transport: str, tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3-next", tmp_path / "model", tokenizer=any_tokenizer(), max_position_embeddings=1024)
+@pytest.mark.parametrize(
+    ("architecture", "transport"), [("qwen3-next", "shared_memory"), ("qwen3-next", "tcp"), ("nemotron-h", "tcp")]
+)
+async def test_a_drained_decode_workers_request_migrates_with_its_state(
+    architecture: str, transport: str, tmp_path: Path
+) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model", tokenizer=any_tokenizer(), max_position_embeddings=1024)
     [prompt] = random_prompts(6, 150)
     body = {
         "prompt": prompt,

@@ -21,8 +21,12 @@ SMALL_POOLS = {  # two or three requests
     "qwen3-moe": "--kv-cache-memory-bytes=340KiB",  # 27 blocks
     "gemma3": "--kv-cache-memory-bytes=256KiB",  # 64 blocks of a layer each
     "qwen3-next": "--kv-cache-memory-bytes=360KiB",  # 45 blocks, of which a state takes 3
+    "nemotron-h": "--kv-cache-memory-bytes=192KiB",  # 48 blocks, of which a state takes 4
+    "falcon-h1": "--kv-cache-memory-bytes=540KiB",  # 45 blocks, of which a state takes 3
+    "mamba2": "--kv-cache-memory-bytes=224KiB",  # 56 blocks, of which a state takes 9
 }
-FLAGS = {"gemma3": ["--hybrid-kv-cache"], "qwen3-next": ["--state-checkpoint-tokens=32"]}
+RECURRENT = ("qwen3-next", "nemotron-h", "falcon-h1", "mamba2")
+FLAGS = {"gemma3": ["--hybrid-kv-cache"], **{name: ["--state-checkpoint-tokens=32"] for name in RECURRENT}}
 
 
 def workload(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:
@@ -72,6 +76,9 @@ async def run_one(
         slow_case("gemma3", "tcp"),
         slow_case("qwen3-next", "shared_memory"),
         slow_case("qwen3-next", "tcp"),
+        slow_case("nemotron-h", "tcp"),
+        slow_case("falcon-h1", "shared_memory"),
+        slow_case("mamba2", "shared_memory"),
     ],
 )
 async def test_disaggregated_equals_colocated_equals_transformers(

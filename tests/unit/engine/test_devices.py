@@ -14,6 +14,7 @@ from baton.engine.attention.factory import attention_for
 from baton.engine.layers.moe import MoE
 from baton.engine.models import load_model
 from tests.checkpoints import make_checkpoint
+from tests.marks import slow_case
 from tests.paged_model import PagedModel
 
 META = torch.device("meta")
@@ -31,7 +32,9 @@ class OneDevice(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("architecture", ["qwen3-next", "gemma4", "deepseek-v32"])
+@pytest.mark.parametrize(
+    "architecture", ["qwen3-next", "gemma4", "deepseek-v32", *map(slow_case, ("falcon-h1", "nemotron-h"))]
+)
 def test_a_step_computes_on_its_own_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
     monkeypatch.setattr(torch.Tensor, "__float__", lambda _: 1.0)  # of a layer's scale
     monkeypatch.setattr(MoE, "__call__", lambda _, x: torch.zeros_like(x))  # its counts are not known on this device

@@ -41,6 +41,7 @@ THOROUGH = (  # with parts that no other has
         "gpt-oss",
         "minimax-m2",
         "qwen3-next",
+        "nemotron-h",
     ),
 )
 thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)

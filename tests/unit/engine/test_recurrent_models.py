@@ -29,9 +29,9 @@ NUM_TOKENS = 24
 CHECKPOINT_TOKENS = 32
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("qwen3-next", tmp_path_factory.mktemp("recurrent") / "model")
+@pytest.fixture(scope="module", params=["qwen3-next", *map(slow_case, ("nemotron-h", "falcon-h1", "mamba2"))])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(request.param, tmp_path_factory.mktemp("recurrent") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,8 @@ def test_preempted_requests_go_on_with_the_same_tokens(model: Path, oracle: Auto
     prompts = {f"p{index}": random_tokens(40 + index, seed=1) for index in range(6)}
     for is_cached in (True, False):
         engine = engine_of(model, enable_prefix_caching=is_cached, block_size=8)
-        num_blocks = 28  # of which a request takes 9 for its KV, 6 for its state, and 6 for a checkpoint
+        # A request takes 9 blocks for its KV, and as many as a state for its own and for a checkpoint.
+        num_blocks = 16 + 2 * engine.groups.num_state_blocks
         engine = engine_of(
             model,
             enable_prefix_caching=is_cached,
@@ -206,7 +207,8 @@ def test_steps_that_run_out_of_memory_at_random_change_no_token(
 ) -> None:
     rng, stem = random.Random(0), random_tokens(48)
     prompts = {f"p{index}": [*stem[: 16 * (index % 4)], *random_tokens(20 + index, seed=2)] for index in range(6)}
-    num_bytes = 40 * engine_of(model).layout.block_bytes
+    engine = engine_of(model)
+    num_bytes = (34 + 2 * engine.groups.num_state_blocks) * engine.layout.block_bytes
     engine, errors = engine_of(model, enable_prefix_caching=is_cached, kv_cache_memory_bytes=num_bytes), 0
     launch = engine.runner.launch
 
@@ -317,7 +319,7 @@ def test_what_is_not_implemented_is_refused_by_name(
 ) -> None:
     config = EngineConfig(model=str(model), **({"device": "cpu"} | options))
     loaded = load(EngineConfig(model=str(model), device="cpu", kv_cache_memory_bytes=1 << 22), zeros)
-    with pytest.raises(UnsupportedModel, match=f"{named} is not supported for the recurrent layers of Qwen3NextFor"):
+    with pytest.raises(UnsupportedModel, match=f"{named} is not supported for the recurrent layers of "):
         check_recurrent(config, loaded.config, num_ranks, is_expert_parallel=is_expert_parallel)
 
 

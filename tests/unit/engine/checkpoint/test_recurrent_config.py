@@ -38,10 +38,10 @@ EVERY_FOURTH = (0, 1, 2, 4, 5, 6)
 def test_layers_and_sizes(tmp_path: Path, change: dict[str, Any], layers: tuple[int, ...]) -> None:
     given = {key: value for key, value in (QWEN3_NEXT | change).items() if value is not None}
     config = read_model_config(write(tmp_path, given))
-    assert config.delta_net is not None
-    assert config.delta_net.layers == layers
+    assert config.recurrent is not None
+    assert config.recurrent.layers == layers
     assert config.kv_layers == tuple(sorted(set(range(8)) - set(layers)))
-    assert config.delta_net.state_shapes == ((3, 2 * 16 * 128 + 32 * 128), (32, 128, 128))
+    assert config.recurrent.state_shapes == ((3, 2 * 16 * 128 + 32 * 128), (32, 128, 128))
     assert config.rope.rotary_dim == 64
     assert (config.moe is None) == ("num_experts" not in given)
 
@@ -74,7 +74,7 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any
 
 def test_the_default_memory_has_room_for_the_states_of_a_full_batch(tmp_path: Path) -> None:
     model = read_model_config(write(tmp_path, QWEN3_NEXT))
-    net = model.delta_net
+    net = model.recurrent
     assert net is not None
     state_bytes = STATE_ITEM_BYTES * len(net.layers) * net.state_size
     engine = EngineConfig(model="", device="cpu", max_num_seqs=16)
