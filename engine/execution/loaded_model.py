@@ -38,6 +38,8 @@ from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.pooling.config import PoolingConfig
+from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.engine.speculation.draft_model import DraftModel, load_draft_weights, with_blocks
 from baton.engine.vision.encoder import VisionEncoder
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class LoadedModel:
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
     vision: VisionEncoder | None = None  # None: the model takes no images
     adapted: AdaptedLinears | None = None  # None: adapters are not enabled
+    draft_model: DraftModel | None = None  # None: there is none, or rank 0 has it
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -127,7 +130,9 @@ def _load(
     except ValueError as error:
         raise UnsupportedModel(f"kv_shards: {error}") from error
     groups = groups.with_states(config, whole, layout.block_bytes)
-    size, is_measured = _size_beforehand(config, whole, layout, groups, group)
+    draft = DraftCheckpoint.of(config, whole)
+    draft_block_bytes = draft.block_bytes if draft is not None else 0
+    size, is_measured = _size_beforehand(config, whole, layout, groups, group, draft_block_bytes)
     products = config.quantization or products_of(whole.stored_quantization, whole.dtype, device)
 
     def fingerprint_with(weights_revision: str) -> str:
@@ -159,6 +164,7 @@ def _load(
         groups,
         config.lora,
     )
+    draft_weights = load_draft_weights(draft, device) if draft is not None and shard.rank == 0 else None
     records = may_record and can_be_recorded(model)
     if is_measured:
         kv_bytes = bytes_for_kv(
@@ -177,7 +183,7 @@ def _load(
                 f"the weights, the largest step and other processes leave no memory of {device} for KV: raise "
                 f"gpu_memory_utilization ({config.gpu_memory_utilization}) or lower max_num_batched_tokens"
             )
-        size = PoolSize.in_bytes(kv_bytes, config, whole, layout, groups)
+        size = PoolSize.in_bytes(kv_bytes, config, whole, layout, groups, draft_block_bytes)
     pool = _pool(layout.pool_shape(size.num_blocks), layout.dtype, device, allocate_pool)
     origin = KVOrigin(quantization_name(config, whole), fingerprint_with(weights_hash.revision()))
     if tensor is not None:
@@ -204,18 +210,26 @@ def _load(
         generates=model.has_head,
         vision=model.vision,
         adapted=model.adapted,
+        draft_model=with_blocks(draft, draft_weights, device, size.num_blocks, whole.eos_token_ids)
+        if draft is not None and draft_weights is not None
+        else None,
     )
 
 
 def _size_beforehand(
-    config: EngineConfig, whole: ModelConfig, layout: KVCacheLayout, groups: KVGroups, group: ExpertGroup | None
+    config: EngineConfig,
+    whole: ModelConfig,
+    layout: KVCacheLayout,
+    groups: KVGroups,
+    group: ExpertGroup | None,
+    draft_block_bytes: int,
 ) -> tuple[PoolSize, bool]:
     """Return the pool's size, and whether its number of blocks must be measured once the model is loaded."""
     kv_bytes = configured_kv_bytes(config)
     if kv_bytes is not None:
         if not config.is_on_cpu:
             check_fits(kv_bytes, torch.device(config.device))
-        return PoolSize.in_bytes(kv_bytes, config, whole, layout, groups), False
+        return PoolSize.in_bytes(kv_bytes, config, whole, layout, groups, draft_block_bytes), False
     if group is not None:
         raise EngineError(
             "expert_parallel on GPUs needs kv_cache_memory_bytes: the memory left for KV is not measured there"

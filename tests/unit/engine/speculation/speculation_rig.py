@@ -10,6 +10,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.outputs import PositionLogprobs
 from baton.engine.request import FinishReason, Request
+from baton.engine.speculation.lookup import LookupDrafter
 from baton.settings.values import parse_json
 from tests.architectures import VOCAB_SIZE
 from tests.unit.engine.speculation.free_drafts import FreeDrafts
@@ -63,7 +64,7 @@ def draft_always(engine: Engine, outputs: Mapping[str, Sequence[int]] | None = N
     assert engine.speculator is not None
     engine.speculator._costs = FreeDrafts()
     if outputs is not None:
-        engine.speculator._drafter = OracleDrafter(outputs, seed, range(3, VOCAB_SIZE), right=0.8)
+        engine.speculator._drafter = LookupDrafter(OracleDrafter(outputs, seed, range(3, VOCAB_SIZE), right=0.8))
 
 
 def run(engine: Engine, requests: Iterable[Request], at_once: int = 8) -> dict[str, Outcome]:
