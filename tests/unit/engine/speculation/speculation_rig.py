@@ -51,8 +51,8 @@ class OracleDrafter:
 def engine_of(model: Path, speculates: bool, **options: object) -> Engine:
     """An engine with small blocks and steps."""
     defaults = {"dtype": "float32", "num_threads": 1, "block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8}
-    chosen = {**defaults, "kv_cache_memory_bytes": 1 << 20, **options}
-    config = EngineConfig(model=str(model), speculative_config=NGRAM if speculates else None, **chosen)  # type: ignore[arg-type]  # names are the options'
+    drafts = {"kv_cache_memory_bytes": 1 << 20, "speculative_config": NGRAM if speculates else None}
+    config = EngineConfig(model=str(model), **{**defaults, **drafts, **options})  # type: ignore[arg-type]  # names are the options'
     engine = Engine(config)
     if speculates:
         draft_always(engine)

@@ -1,0 +1,52 @@
+"""Draft models made of the model for which they draft: with fewer layers, or with noise in the weights."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+WEIGHTS = "model.safetensors"
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def copy_of(model: Path, directory: Path) -> Path:
+    """Copy a checkpoint with its tokenizer; returns the directory."""
+    shutil.copytree(model, directory)
+    return directory
+
+
+def with_first_layers(model: Path, directory: Path, num_layers: int) -> Path:
+    """Copy a checkpoint without the layers after the first `num_layers`; returns the directory."""
+    copy_of(model, directory)
+    tensors = load_file(directory / WEIGHTS)
+    kept = {name: tensor for name, tensor in tensors.items() if _layer_of(name) < num_layers}
+    save_file(kept, directory / WEIGHTS, {"format": "pt"})
+    return with_config(directory, num_hidden_layers=num_layers, layer_types=None)
+
+
+def with_noise(model: Path, directory: Path, share: float, seed: int = 0) -> Path:
+    """Copy a checkpoint with normal noise of `share` of each matrix's deviation; returns the directory."""
+    copy_of(model, directory)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = load_file(directory / WEIGHTS)
+    for tensor in (each for each in tensors.values() if each.dim() > 1):
+        noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std()
+        tensor += (share * noise).to(tensor.dtype)
+    save_file(tensors, directory / WEIGHTS, {"format": "pt"})
+    return directory
+
+
+def with_config(directory: Path, **changes: object) -> Path:
+    """Change a checkpoint's config.json in place, None: without the key; returns the directory."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return directory
+
+
+def _layer_of(name: str) -> int:
+    found = LAYER.match(name)
+    return int(found[1]) if found else -1
