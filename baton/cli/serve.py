@@ -12,6 +12,7 @@ import rich_click as click
 
 from baton.cli.display.serve_banner import Banner
 from baton.cli.display.serve_progress import ServeDisplay, open_display
+from baton.cli.options.draft_source import with_draft_directories
 from baton.cli.options.lora_modules import ModulesCommand
 from baton.cli.options.model_argument import model_argument
 from baton.cli.options.model_source import find_checkpoint, servable
@@ -78,6 +79,7 @@ def command(config_file: Path | None, log_level: str, on_ray: bool, ray_address:
     if ray_address is not None or flags["registry"] is not None:
         raise click.UsageError("--ray-address and --registry need --ray")
     settings = load_settings(config_file, with_secrets(flags, os.environ))
+    settings = replace(settings, engine=with_draft_directories(settings.engine))
     with TemporaryDirectory(prefix="baton-sockets-", dir=socket_parent(), ignore_cleanup_errors=True) as sockets:
         _serve_here(settings, Path(sockets), log_level)
 
