@@ -39,6 +39,16 @@ def with_noise(model: Path, directory: Path, share: float, seed: int = 0) -> Pat
     return directory
 
 
+def with_vocabulary(directory: Path, vocab_size: int) -> Path:
+    """Drop the last tokens from a checkpoint's embedding and head in place; returns the directory."""
+    tensors = load_file(directory / WEIGHTS)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in tensors:
+            tensors[name] = tensors[name][:vocab_size].clone()
+    save_file(tensors, directory / WEIGHTS, {"format": "pt"})
+    return with_config(directory, vocab_size=vocab_size)
+
+
 def with_config(directory: Path, **changes: object) -> Path:
     """Change a checkpoint's config.json in place, None: without the key; returns the directory."""
     path = directory / "config.json"

@@ -9,6 +9,7 @@ from baton.engine.speculation.base import Offer
 from baton.engine.speculation.price import Candidate, StepCost, draft_lengths
 from baton.engine.speculation.probe_budget import ProbeBudget
 
+TRIAL_SHARE = 0.25  # of a request's remaining time, for a preparation that may not pay
 UNKNOWN = StepCost(0.0, 0.0, 0.0)
 EXPECTED_TOKENS = 256  # that a request generates after its preparation, unless it ends earlier by its length
 
@@ -59,8 +60,14 @@ class DraftPlan:
     left_out: Sequence[Acceptance] = ()  # of proposals of which no token is verified
 
     @classmethod
-    def of(cls, proposals: Sequence[Proposal], prices: Prices, probes: ProbeBudget) -> "DraftPlan":
-        """Return the plan with the most tokens per second. Drafts of requests that are not ready may come later."""
+    def of(
+        cls, proposals: Sequence[Proposal], prices: Prices, probes: ProbeBudget, *, is_trial_due: bool
+    ) -> "DraftPlan":
+        """Return the plan with the most tokens per second. Drafts of requests that are not ready may come later.
+
+        is_trial_due: if the drafter is ready for no request, it gets ready for one, although that is not expected to
+        pay, to measure the acceptance again.
+        """
         ready = [each for each in proposals if each.offer.is_ready]
         waiting = [each for each in proposals if not each.offer.is_ready]
         cost = prices.of(len(ready))
@@ -73,29 +80,33 @@ class DraftPlan:
             lengths,
             len(probed),
             cost,
-            _worth_preparing([*ready, *waiting], prices) if waiting else (),
+            _to_prepare([*ready, *waiting], prices, is_trial_due=is_trial_due and not ready) if waiting else (),
             len(waiting),
             [*left_out, *(each.acceptance for each in waiting)],
         )
 
 
-def _worth_preparing(proposals: Sequence[Proposal], prices: Prices) -> Sequence[Proposal]:
-    """Return the proposals that pay for their preparation, or whose acceptance should be measured again.
+def _to_prepare(proposals: Sequence[Proposal], prices: Prices, *, is_trial_due: bool) -> Sequence[Proposal]:
+    """Return the proposals that pay for their preparation; only one, the fastest, while nothing is known of drafting.
 
     The gain is that of a step with drafts of all requests, for as many tokens as the request is expected to generate.
     """
-    lengths = prices.lengths(proposals)
-    cost, num_tokens = prices.of(len(proposals)), float(prices.num_delayed)
+    lengths, cost = prices.lengths(proposals), prices.of(len(proposals))
+    num_tokens = float(prices.num_delayed)
     for each, length in zip(proposals, lengths, strict=True):
         num_tokens += sum(each.acceptance.rate**count for count in range(1, length + 1))
     step_s = cost.plain_s + cost.drafting_s + max(lengths) * cost.pass_s + sum(lengths) * cost.draft_s
     saved_s = cost.plain_s / prices.num_delayed - step_s / num_tokens  # of each token
-    return [
+    waiting = [each for each in zip(proposals, lengths, strict=True) if not each[0].offer.is_ready]
+    paying = [
         each
-        for each, length in zip(proposals, lengths, strict=True)
-        if not each.offer.is_ready
-        and (
-            (length and min(each.num_left, EXPECTED_TOKENS) * saved_s > each.offer.preparation_s)
-            or each.acceptance.is_probe_due
-        )
+        for each, length in waiting
+        if length and min(each.num_left, EXPECTED_TOKENS) * saved_s > each.offer.preparation_s
     ]
+    if cost.pass_s and (paying or not is_trial_due):
+        return paying
+    most_s = TRIAL_SHARE * cost.plain_s / prices.num_delayed  # for each token that is left
+    candidates = paying or [
+        each for each, _ in waiting if is_trial_due and each.offer.preparation_s < most_s * each.num_left
+    ]
+    return sorted(candidates, key=lambda each: each.offer.preparation_s)[:1]

@@ -19,7 +19,7 @@ class PreparationBudget:
     @property
     def left_s(self) -> float:
         """Time that may be spent now."""
-        return max(self._left_s or 0.0, 0.0)
+        return self._left_s or 0.0
 
     def earn(self, cost: StepCost) -> None:
         """Add the share of one more step."""
@@ -30,7 +30,7 @@ class PreparationBudget:
     def add(self, saved_s: float) -> None:
         """Add the time that a step's drafts saved; negative if they took more."""
         if self._left_s is not None:
-            self._left_s += saved_s
+            self._left_s = max(self._left_s + saved_s, 0.0)
 
     def spend(self, preparation_s: float) -> None:
         """Note the time of a preparation."""

@@ -156,7 +156,8 @@ class Speculator:
             num_sequences + self._num_elsewhere(),
             min(most, self._costs.most_drafts),
         )
-        return DraftPlan.of(proposals, prices, self._probes)
+        is_trial_due = self._of_all is not None and self._of_all.is_probe_due
+        return DraftPlan.of(proposals, prices, self._probes, is_trial_due=is_trial_due)
 
     def _note_plan(self, plan: DraftPlan) -> None:
         """Note the proposals that a step leaves out, and the time that it takes for probes."""
@@ -169,6 +170,8 @@ class Speculator:
             acceptance.leave_out()
         if not any(plan.lengths):
             self._costs.leave_out()
+            if self._of_all is not None:
+                self._of_all.leave_out()
 
     def _propose(self, place: int, request: Request) -> Proposal | None:
         """Return the proposal for a request; None if there is none.

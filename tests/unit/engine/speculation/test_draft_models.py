@@ -1,18 +1,32 @@
 """Outputs of a real engine are the same with a draft model as without, however good it is."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.speculation.base import Offer
+from baton.engine.vision.image import Image
+from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
-from tests.draft_checkpoints import with_first_layers, with_noise
+from tests.draft_checkpoints import copy_of, with_config, with_first_layers, with_noise, with_vocabulary
 from tests.marks import slow_except
-from tests.unit.engine.speculation.draft_rig import acceptance, drafter_of, drafting_engine, run_and_free
+from tests.unit.engine.grammar_rig import byte_tokenizer
+from tests.unit.engine.speculation.draft_rig import (
+    acceptance,
+    draft_freely,
+    drafter_of,
+    drafting_engine,
+    option,
+    run_and_free,
+)
 from tests.unit.engine.speculation.speculation_rig import assert_equal, copies, engine_of, run
 from tests.unit.engine.speculation.test_speculative_outputs import VOCAB, random_request
+from tests.unit.engine.tensor_rig import TensorRig
 
 LONGEST = 112  # tokens
 SCARCE = 390_000  # bytes of KV
@@ -79,3 +93,101 @@ def test_a_shared_prefix_is_computed_once(model: Path) -> None:
     assert twin.num_missing < blocks.block_size
     other = Request(RequestId("fourth"), list(prompt), len(prompt), sampling, cache_salt="another tenant")
     assert drafter_of(engine).twins.of(other).num_missing == len(prompt) - 1
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "options"),
+    [
+        pytest.param("gemma3", "qwen3", {"hybrid_kv_cache": True}, marks=pytest.mark.slow),
+        pytest.param("qwen3", "gemma3", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
+        pytest.param("deepseek-v3", "mixtral", {}, marks=pytest.mark.slow),
+        pytest.param("mixtral", "deepseek-v3", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_models_of_two_families(target: str, draft: str, options: dict[str, object], tmp_path: Path) -> None:
+    model = make_checkpoint(target, tmp_path / "model")
+    requests = requests_of(1, 10)
+    expected = run(engine_of(model, False, **options), copies(requests))
+    engine = drafting_engine(model, make_checkpoint(draft, tmp_path / "draft"), **options)
+    assert_equal(run_and_free(engine, requests), expected)
+    assert engine.stats().speculation.num_draft_tokens > 50
+
+
+@pytest.mark.slow
+def test_grammars(tmp_path: Path) -> None:
+    """The draft model knows nothing of grammars: where they decide, its drafts are wrong."""
+    model = make_checkpoint("qwen3", tmp_path / "model", tokenizer=byte_tokenizer())
+    grammars = (Grammar(GrammarKind.REGEX, "[a-c]+-[0-9]+"), None)
+    requests = []
+    for number in range(8):
+        sampling = SamplingParams(temperature=number % 2, seed=number, max_tokens=30, grammar=grammars[number % 4 // 2])
+        prompt = random.Random(number).choices(VOCAB, k=9)
+        requests.append(Request(RequestId(str(number)), prompt, len(prompt), sampling))
+    expected = run(engine_of(model, False), copies(requests))
+    engine = drafting_engine(model, with_noise(model, tmp_path / "draft", 0.05))
+    assert_equal(run_and_free(engine, requests), expected)
+    assert engine.stats().speculation.num_accepted_tokens > 20
+
+
+@pytest.mark.slow
+def test_rank_0_of_a_tensor_parallel_group_has_the_draft_model(model: Path, drafts: dict[str, Path]) -> None:
+    requests = requests_of(4, 8)
+    expected = run(engine_of(model, False, max_model_len=LONGEST), copies(requests))
+    options = {"block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8, "max_model_len": LONGEST}
+    rig = TensorRig(model, 2, speculative_config=option(drafts["similar"]), **options)
+    try:
+        rig.call(draft_freely)
+        assert_equal(rig.call(lambda engine: run_and_free(engine, requests)), expected)
+        assert rig.engine.stats().speculation.num_accepted_tokens > 30
+        assert rig.follower(1).pool.shape[0] == rig.engine.pool.shape[0]
+    finally:
+        rig.close()
+
+
+def test_aborted_requests_leave_nothing(model: Path, drafts: dict[str, Path]) -> None:
+    draw, engine = random.Random(5), drafting_engine(model, drafts["similar"])
+    names = [str(number) for number in range(16)]
+    for name in names:
+        sampling = SamplingParams(temperature=1, seed=int(name), max_tokens=40, ignore_eos=True)
+        prompt = draw.choices(VOCAB, k=draw.randrange(1, 50))
+        engine.add(Request(RequestId(name), prompt, len(prompt), sampling))
+        engine.run(engine.schedule())
+        engine.check_integrity()
+        engine.abort(RequestId(draw.choice(names)))
+        engine.check_integrity()
+    assert engine.stats().speculation.num_draft_tokens > 0
+    for name in names:
+        engine.abort(RequestId(name))
+    run_and_free(engine, [])
+    assert engine.blocks.num_free == engine.blocks.num_usable
+
+
+def test_images_and_long_requests_have_no_drafts(model: Path, tmp_path: Path) -> None:
+    draft = with_config(copy_of(model, tmp_path / "short"), max_position_embeddings=32)
+    engine = drafting_engine(model, draft)
+    sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    request = Request(RequestId("long"), [5] * 8, 8, sampling)
+    expected = run(engine_of(model, False), copies([request]))
+    assert_equal(run_and_free(engine, [request]), expected)
+    assert 0 < engine.stats().speculation.num_accepted_tokens < 30
+    assert drafter_of(engine).offer(Request(RequestId("b"), [5] * 30, 30, sampling), 4) == Offer(2, is_ready=False)
+    assert drafter_of(engine).offer(Request(RequestId("c"), [5] * 32, 32, sampling), 4) is None
+    image = Image(0, 1, 1, bytes(16), bytes(3))
+    assert drafter_of(engine).offer(Request(RequestId("d"), [5], 1, sampling, images=(image,)), 4) is None
+
+
+def test_tokens_that_only_one_of_the_models_has(tmp_path: Path) -> None:
+    """The larger vocabulary has padding, which the other model can neither read nor write."""
+    model = make_checkpoint("qwen3", tmp_path / "model", tokenizer=byte_tokenizer())
+    small = with_vocabulary(copy_of(model, tmp_path / "small"), VOCAB_SIZE - 8)
+    sampling = SamplingParams(temperature=1.5, seed=3, max_tokens=40, ignore_eos=True, logit_bias={VOCAB_SIZE - 1: 1.0})
+    requests = [Request(RequestId(str(n)), [5, 6, n], 3, replace(sampling, seed=n)) for n in range(4)]
+    requests.append(Request(RequestId("padding"), [5, VOCAB_SIZE - 1, 7], 3, sampling))
+    for target, draft in ((model, small), (small, model)):
+        if target is small:
+            plain = replace(sampling, logit_bias={})
+            requests = [Request(each.request_id, [5, 6, 7], 3, plain) for each in requests]
+        expected = run(engine_of(target, False), copies(requests))
+        engine = drafting_engine(target, draft)
+        assert_equal(run_and_free(engine, copies(requests)), expected)
+        assert engine.stats().speculation.num_accepted_tokens > 10
