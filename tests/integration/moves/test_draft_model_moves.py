@@ -13,7 +13,7 @@ import pytest
 from benchmarks.server import served
 from tests.draft_checkpoints import with_first_layers, with_noise
 from tests.integration.decode_client import decode_client
-from tests.integration.moves.test_speculation_moves import BODY, MODEL, PROMPT, SAMPLING, expected  # noqa: F401
+from tests.integration.moves.test_speculation_moves import BODY, MODEL, PROMPT, SAMPLING, plain_output
 from tests.integration.moves.test_stopped_worker import tokens_of
 from tests.integration.worker_process import worker_processes
 from tests.integration.workers_view import pid_of, wait_all_ready
@@ -22,7 +22,12 @@ from tests.unit.engine.speculation.draft_rig import option
 pytestmark = pytest.mark.slow
 
 
-async def test_a_handover_and_another_worker_that_pulls_the_kv(tmp_path: Path, expected: list[int]) -> None:  # noqa: F811
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    return plain_output()
+
+
+async def test_a_handover_and_another_worker_that_pulls_the_kv(tmp_path: Path, expected: list[int]) -> None:
     draft = with_noise(MODEL, tmp_path / "draft", 0.02)
     drafts = f"--speculative-config={option(draft)}"
     flags = ("--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=16")
@@ -53,7 +58,7 @@ async def test_a_handover_and_another_worker_that_pulls_the_kv(tmp_path: Path, e
             assert load.drafting_s > 0
 
 
-async def test_a_killed_decode_worker(tmp_path: Path, expected: list[int]) -> None:  # noqa: F811
+async def test_a_killed_decode_worker(tmp_path: Path, expected: list[int]) -> None:
     draft = with_first_layers(MODEL, tmp_path / "draft", 1)
     drafts = f"--speculative-config={option(draft)}"
     flags = ("--prefill", "1", "--decode", "2", "--dtype", "float32", "--num-threads", "1", drafts)
