@@ -1,7 +1,6 @@
-"""Draft models made of the model for which they draft: with fewer layers, or with noise in the weights."""
+"""Draft models made of the model for which they draft: with noise in the weights, or with other sizes."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -9,22 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 WEIGHTS = "model.safetensors"
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def copy_of(model: Path, directory: Path) -> Path:
     """Copy a checkpoint with its tokenizer; returns the directory."""
     shutil.copytree(model, directory)
     return directory
-
-
-def with_first_layers(model: Path, directory: Path, num_layers: int) -> Path:
-    """Copy a checkpoint without the layers after the first `num_layers`; returns the directory."""
-    copy_of(model, directory)
-    tensors = load_file(directory / WEIGHTS)
-    kept = {name: tensor for name, tensor in tensors.items() if _layer_of(name) < num_layers}
-    save_file(kept, directory / WEIGHTS, {"format": "pt"})
-    return with_config(directory, num_hidden_layers=num_layers, layer_types=None)
 
 
 def with_noise(model: Path, directory: Path, share: float, seed: int = 0) -> Path:
@@ -55,8 +44,3 @@ def with_config(directory: Path, **changes: object) -> Path:
     config = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
     return directory
-
-
-def _layer_of(name: str) -> int:
-    found = LAYER.match(name)
-    return int(found[1]) if found else -1

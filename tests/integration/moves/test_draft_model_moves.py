@@ -10,8 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.first_layers import with_first_layers
 from benchmarks.server import served
-from tests.draft_checkpoints import with_first_layers, with_noise
+from tests.draft_checkpoints import with_noise
 from tests.integration.decode_client import decode_client
 from tests.integration.moves.test_speculation_moves import BODY, MODEL, PROMPT, SAMPLING, plain_output
 from tests.integration.moves.test_stopped_worker import tokens_of

@@ -12,8 +12,9 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineError
 from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from benchmarks.first_layers import with_first_layers
 from tests.checkpoints import make_checkpoint
-from tests.draft_checkpoints import copy_of, with_config, with_first_layers, with_vocabulary
+from tests.draft_checkpoints import copy_of, with_config, with_vocabulary
 from tests.unit.engine.speculation.draft_rig import option
 
 

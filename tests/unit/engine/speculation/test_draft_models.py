@@ -11,9 +11,10 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.speculation.base import Offer
 from baton.engine.vision.image import Image
+from benchmarks.first_layers import with_first_layers
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
-from tests.draft_checkpoints import copy_of, with_config, with_first_layers, with_noise, with_vocabulary
+from tests.draft_checkpoints import copy_of, with_config, with_noise, with_vocabulary
 from tests.marks import slow_except
 from tests.unit.engine.grammar_rig import byte_tokenizer
 from tests.unit.engine.speculation.draft_rig import (
