@@ -42,7 +42,7 @@ class DecodeRequest:
     origin: KVOrigin  # of the KV that this worker computes
     foreign: frozenset[KVOrigin] = NO_ORIGINS  # other models whose KV its tokens were sampled from
     handover: "asyncio.Task[None] | None" = None
-    stored: StoredKV | None = None  # that stores below the pool have of its tokens
+    stored: StoredKV | None = None  # KV of its tokens in stores below the pool
     is_served_by_sent: bool = field(default=False)  # the current `served_by` went out with a token
     recalled: worker_pb2.RecalledOutput | None = None  # its output so far; None: the request is not resumable
     trace: WorkerTrace | None = None  # None: the router records no times of it

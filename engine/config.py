@@ -59,8 +59,8 @@ class EngineConfig:
     )
     gpu_memory_utilization: float = option(
         0.9,
-        "Share of a GPU's memory that a worker may use; the KV cache gets what the weights and the largest step leave "
-        "of it. In `baton serve`, workers on the same GPU divide the default.",
+        "Share of a GPU's memory that a worker may use; the KV cache gets what the weights and the largest step "
+        "leave. In `baton serve`, workers on the same GPU divide the default.",
         minimum=0.01,
         maximum=1,
     )
@@ -89,7 +89,7 @@ class EngineConfig:
     enable_prefix_caching: bool = option(True, "Keep the KV of finished requests for prompts with the same prefix.")
     hybrid_kv_cache: bool = option(
         False,
-        "On CPUs, keep layers with a sliding window or attention in chunks in KV blocks of their own, which are freed "
+        "On CPUs, keep layers with a sliding window or attention in chunks in separate KV blocks, which are freed "
         "behind the window. Equal for all workers that hand KV over to each other.",
     )
     state_checkpoint_tokens: int | None = option(

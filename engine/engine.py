@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,9 +17,7 @@ from baton.engine.execution.in_flight_step import InFlightStep, LaunchedStep
 from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.execution.model_runner import ModelRunner
 from baton.engine.experts.group import ExpertGroup
-from baton.engine.grammar.compiler import GrammarCompiler, make_xgrammar_backend
-from baton.engine.grammar.masks import GrammarMasks
-from baton.engine.grammar.trial import ProcessTrial
+from baton.engine.grammar.factory import make_grammar_masks
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.lora.registry import AdapterRegistry
 from baton.engine.outputs import EngineStats, ExpertFigures, RequestOutput, StepOutput
@@ -79,9 +76,7 @@ class Engine:
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
         vocab_size, eos_token_ids = self.model_config.vocab_size, self.model_config.eos_token_ids
-        vocabulary = Path(config.tokenizer_directory), vocab_size, eos_token_ids
-        make_backend, make_trial = partial(make_xgrammar_backend, *vocabulary), partial(ProcessTrial, *vocabulary)
-        self.grammars = GrammarMasks(GrammarCompiler(make_backend, make_trial, vocab_size), eos_token_ids)
+        self.grammars = make_grammar_masks(Path(config.tokenizer_directory), vocab_size, eos_token_ids)
         sampler = Sampler(vocab_size, eos_token_ids)
         pooler = Pooler(self.pooling) if self.pooling is not None else None
         images = StepImages(loaded.vision) if loaded.vision is not None else None

@@ -56,7 +56,7 @@ class AdapterConflict(EngineError):
 
 
 class AdapterLimit(EngineError):
-    """As many LoRA adapters are loaded as may be; the message names the option."""
+    """The maximum number of LoRA adapters is loaded; the message names the option."""
 
 
 class AdaptersDisabled(EngineError):

@@ -88,7 +88,7 @@ class EngineStats:
     prefill_tokens_per_s: float  # recent, without a step's fixed time; 0: not known yet
     decode_step_s: float  # recent time of a step with one sequence; 0: not known yet
     decode_sequence_s: float  # recent time that each further sequence adds to a step
-    num_awaited_blocks: int = 0  # that waiting requests need and do not have
+    num_awaited_blocks: int = 0  # blocks that waiting requests lack
     num_receiving: int = 0  # of the waiting requests: those whose KV is computed elsewhere and not here yet
     grammars: GrammarCounters = field(default_factory=GrammarCounters)
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)

@@ -43,7 +43,7 @@ async def ended(sock: socket.socket) -> None:
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_DEADLINE_S = 10.0
-MAX_HANDSHAKES = 256  # at the same time; each has a descriptor, whoever opened the connection
+MAX_HANDSHAKES = 256  # at the same time; each takes a descriptor before its peer is authenticated
 
 
 class Listener:

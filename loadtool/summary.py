@@ -61,7 +61,7 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """Summary of a run. Latencies are of completed requests; rates are over the time from first send to last end."""
+    """Summary of a run. Latencies are of completed requests; rates refer to the time from first send to last end."""
 
     label: str
     num_sent: int

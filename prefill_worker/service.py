@@ -70,7 +70,7 @@ class PrefillJob:
     num_caller_tokens: int  # tokens whose KV the caller already has
     prefix_source: worker_pb2.PeerWorker
     num_pulled_tokens: int = 0  # pulled from the prefix source
-    stored: StoredKV | None = None  # that stores below the pool have of the prompt
+    stored: StoredKV | None = None  # KV of the prompt in stores below the pool
     trace: WorkerTrace | None = None  # None: the caller wants no timings
     pull: "asyncio.Task[None] | None" = None
     is_closed: bool = False  # its blocks are no longer held for the caller

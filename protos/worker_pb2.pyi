@@ -831,11 +831,11 @@ class KVTier(_message.Message):
     name: _builtins.str
     """such as host, disk, redis"""
     num_blocks: _builtins.int
-    """that it holds; 0: not known, as for servers"""
+    """blocks in the store; 0: not known, as for servers"""
     num_bytes: _builtins.int
-    """of these blocks"""
+    """bytes of the blocks in the store"""
     capacity_bytes: _builtins.int
-    """0: its own affair"""
+    """0: not limited by the worker"""
     fetched_blocks: _builtins.int
     """blocks that this worker has fetched since its start"""
     slow_fetches: _builtins.int
@@ -2229,7 +2229,7 @@ class PinnedPrefix(_message.Message):
     num_blocks: _builtins.int
     """of all KV groups"""
     num_bytes: _builtins.int
-    """of these blocks"""
+    """memory of the blocks"""
     ttl_s: _builtins.float
     """until it is released"""
     def __init__(

@@ -1,13 +1,12 @@
 """The router process: connections to the workers, HTTP and gRPC servers, graceful shutdown."""
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 
 import grpc
@@ -21,6 +20,7 @@ from baton.router.auth.cache_secret import agreed
 from baton.router.batches.runner import run_batches
 from baton.router.config import RouterConfig
 from baton.router.errors import Draining
+from baton.router.garbage import GarbageCollector
 from baton.router.grpc.auth_interceptor import GateInterceptor
 from baton.router.grpc.message_bounds import KSERVE_NAME, SERVICE_NAME, MessageBounds
 from baton.router.grpc.server import InferenceService
@@ -37,57 +37,6 @@ from baton.rpc.listening import listen
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.reflection import enable_reflection
 from baton.settings.names import host_port
-
-NEW_OBJECTS = 50_000  # allocations between two automatic collections of the youngest generation
-INTERVAL_S = 10.0  # minimum time between two full collections
-BUSY_INTERVAL_S = 120.0  # the same while requests are in flight: a collection takes some ms for 1,000 of them
-LONGEST_S = 0.5  # of a full collection, during which the event loop is blocked
-FIRST_S_PER_BLOCK = 1e-7  # time of a full collection by memory blocks, until one was measured
-LEAST_BLOCKS = 100_000  # below that a collection's time does not say how long one of more blocks takes
-NEVER = 1 << 30
-
-
-class GarbageCollector:
-    """Settings and schedule of the process's garbage collector.
-
-    The duration of a full collection grows with the heap. If one would take too long, only young objects are collected:
-    a router that stalls for seconds loses its workers, or its watchdog ends it.
-    """
-
-    def __init__(self, interval_s: float = INTERVAL_S, busy_interval_s: float = BUSY_INTERVAL_S) -> None:
-        self._interval_s = interval_s
-        self._busy_interval_s = busy_interval_s
-        self._s_per_block = FIRST_S_PER_BLOCK
-        self._num_frozen_blocks = 0
-        self._is_limited = False  # the last collection was of young objects alone
-        gc.set_threshold(NEW_OBJECTS, 50, NEVER)  # full collections are ours alone
-
-    async def run(self, is_idle: Callable[[], bool]) -> None:
-        """Collect garbage periodically. Freezes all objects that exist now: they live as long as the process."""
-        gc.collect()
-        gc.freeze()
-        self._num_frozen_blocks = sys.getallocatedblocks()
-        busy_s = 0.0
-        while True:
-            await asyncio.sleep(self._interval_s)
-            busy_s += self._interval_s
-            if is_idle() or busy_s >= self._busy_interval_s:
-                self.collect()
-                busy_s = 0.0
-
-    def collect(self) -> None:
-        """Collect all garbage, or that of young objects alone."""
-        gc.collect(1)  # what it frees does not count for the full collection's time
-        num_blocks = max(sys.getallocatedblocks() - self._num_frozen_blocks, 1)
-        was_limited, self._is_limited = self._is_limited, num_blocks * self._s_per_block > LONGEST_S
-        if self._is_limited:
-            if not was_limited:
-                logger.warning("%d memory blocks are too many for a full garbage collection", num_blocks)
-            return
-        begun_s = time.thread_time()
-        gc.collect()
-        self._s_per_block = max((time.thread_time() - begun_s) / max(num_blocks, LEAST_BLOCKS), FIRST_S_PER_BLOCK)
-
 
 logger = logging.getLogger(__name__)
 
@@ -113,33 +62,8 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
     progress = ProgressReporter(config.progress_fd)
     async with AsyncExitStack() as heartbeat_stack, AsyncExitStack() as stack:
         listener = stack.enter_context(_bind(config))
-        prefix_files = await asyncio.to_thread(read_prefix_files, config.pin_prefix)
-        service = await asyncio.to_thread(make_service, config)
-        for model in service.models:
-            stack.callback(model.tokenizer.close)
-            stack.push_async_callback(model.images.close)
-        if service.recording is not None:
-            await stack.enter_async_context(service.recording)
-        if service.files is not None:
-            stack.callback(service.files.disk.close)
-        if service.response_store is not None:
-            stack.push_async_callback(service.response_store.close)
-        await pin_files(next(iter(service.models)), prefix_files)
-        await stack.enter_async_context(agreed(service.cache_secret, config.registry))
-        running = [asyncio.create_task(model.pool.run(), name="worker pool") for model in service.models]
-        for pool in running:
-            stack.push_async_callback(_cancel, pool)
-        for model in service.models:
-            reporting = asyncio.create_task(model.reporter.run(), name="reports")
-            stack.push_async_callback(_cancel, reporting)
-            reading = asyncio.create_task(model.plan.run(), name="plans")
-            stack.push_async_callback(_cancel, reading)
-            keeping = asyncio.create_task(model.pins.run(), name="pins")
-            stack.push_async_callback(_cancel, keeping)
-        for catalog in service.models.catalogs:
-            stack.push_async_callback(catalog.table.close)
-            running.append(asyncio.create_task(catalog.run(), name="adapters"))
-            stack.push_async_callback(_cancel, running[-1])
+        service = await _open_service(config, stack)
+        running = _run_models(service.models, stack)
         if service.group is not None:
             await stack.enter_async_context(service.group)
         await _wait_for_workers(service.models)
@@ -154,12 +78,10 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
         batches = asyncio.create_task(run_batches(service, http_app.posts), name="batches")
         stack.push_async_callback(_cancel, batches, BATCHES_END_S)
         if garbage is not None:
-            collecting = asyncio.create_task(garbage.run(lambda: not service.models.num_inflight), name="garbage")
-            stack.push_async_callback(_cancel, collecting)
+            _start(garbage.run(lambda: not service.models.num_inflight), "garbage", stack)
         address = host_port(config.host, listener.getsockname()[1])
         progress.ready(address=address, grpc_address=grpc_address)
-        heartbeats = asyncio.create_task(progress.send_heartbeats(), name="heartbeats")
-        heartbeat_stack.push_async_callback(_cancel, heartbeats)  # cancelled last: shutting down may take long
+        _start(progress.send_heartbeats(), "heartbeats", heartbeat_stack)  # cancelled last: shutting down may take long
         logger.info("router serves %s at %s://%s", ", ".join(service.models.names), config.scheme, address)
         try:
             await _wait_or_fail((http, *running), stopping.wait())
@@ -168,13 +90,51 @@ async def serve(config: RouterConfig, stopping: asyncio.Event, garbage: GarbageC
             http_app.leave()
             batches.cancel()  # another router continues the batches; a hung disk must not keep the listeners open
             await health_servicer.enter_graceful_shutdown()
-            grpc_end = asyncio.create_task(grpc_server.stop(config.drain_timeout_s + STOP_GRACE_S), name="gRPC server")
-            stack.push_async_callback(_cancel, grpc_end)  # it waits for all calls, Health.Watch included
+            # It waits for all calls, Health.Watch included.
+            _start(grpc_server.stop(config.drain_timeout_s + STOP_GRACE_S), "gRPC server", stack)
             await http_server.leave(listener, config.drain_timeout_s)  # clients connect to other routers
             await _drain(service, max(end_s - time.monotonic(), POLL_S))
         finally:
             http_server.should_exit = True
             await http
+
+
+async def _open_service(config: RouterConfig, stack: AsyncExitStack) -> RouterService:
+    """Return the service, whose models and stores the stack closes. Raises if a file is unusable."""
+    prefix_files = await asyncio.to_thread(read_prefix_files, config.pin_prefix)
+    service = await asyncio.to_thread(make_service, config)
+    for model in service.models:
+        stack.callback(model.tokenizer.close)
+        stack.push_async_callback(model.images.close)
+    if service.recording is not None:
+        await stack.enter_async_context(service.recording)
+    if service.files is not None:
+        stack.callback(service.files.disk.close)
+    if service.response_store is not None:
+        stack.push_async_callback(service.response_store.close)
+    await pin_files(next(iter(service.models)), prefix_files)
+    await stack.enter_async_context(agreed(service.cache_secret, config.registry))
+    return service
+
+
+def _run_models(models: ServedModels, stack: AsyncExitStack) -> list[asyncio.Task[None]]:
+    """Start the tasks of all models; return those that end only if the router cannot serve."""
+    running = [_start(model.pool.run(), "worker pool", stack) for model in models]
+    for model in models:
+        _start(model.reporter.run(), "reports", stack)
+        _start(model.plan.run(), "plans", stack)
+        _start(model.pins.run(), "pins", stack)
+    for catalog in models.catalogs:
+        stack.push_async_callback(catalog.table.close)
+        running.append(_start(catalog.run(), "adapters", stack))
+    return running
+
+
+def _start(run: Coroutine[object, object, None], name: str, stack: AsyncExitStack) -> asyncio.Task[None]:
+    """Start a task that the stack cancels."""
+    task = asyncio.create_task(run, name=name)
+    stack.push_async_callback(_cancel, task)
+    return task
 
 
 async def _start_grpc(

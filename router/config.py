@@ -5,7 +5,6 @@ from typing import Literal
 
 from baton.router import config_checks as checks
 from baton.router.admission.shared_places import reserved_places
-from baton.router.images.limits import images_per_prompt, resized_bounds
 from baton.router.model_options import (
     MODEL_FORM,
     REASONING_PARSERS,
@@ -14,6 +13,7 @@ from baton.router.model_options import (
     directory_name,
     read_model_options,
 )
+from baton.router.request_limits import RequestLimits
 from baton.settings.names import is_loopback
 from baton.settings.options import PROGRESS_FD, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, described, option
 from baton.settings.otlp_endpoint import OTLP_ENDPOINT, check_otlp_endpoint
@@ -26,12 +26,10 @@ SECRETS = {  # environment variables
     "cache_secret": "BATON_CACHE_SECRET",
 }
 PolicyName = Literal["cost", "round_robin", "least_loaded", "always_remote", "always_local"]
-MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
-MIN_SECRET_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
+class RouterConfig(RequestLimits):
     """Options of a router process."""
 
     model: str = field(
@@ -73,57 +71,6 @@ class RouterConfig:
     )
     target_ttft_ms: float | None = option(None, "Older form of slo, with target_tpot_ms.", minimum=0.001, hidden=True)
     target_tpot_ms: float | None = option(None, "Older form of slo, with target_ttft_ms.", minimum=0.001, hidden=True)
-    max_inflight: int = option(
-        8192, "Maximum completions of all models in progress, whatever the workers' capacity.", minimum=1
-    )
-    max_queue: int = option(
-        2048, "Maximum completions of a model waiting in the router; further ones get 429.", minimum=0
-    )
-    max_queue_wait_s: float | None = option(
-        None,
-        "Maximum seconds a request may wait in the router's queue; longer waits get 429. Default: unlimited.",
-        minimum=0.001,
-    )
-    default_timeout_s: float | None = option(
-        None, "Time limit in seconds of requests that set none. Default: unlimited.", minimum=0.001
-    )
-    max_choices: int = option(128, "Maximum completions (prompts times n) of one request.", minimum=1)
-    max_stop: int = option(16, "Maximum stop strings of one request.", minimum=0)
-    max_body_bytes: int = option(16 << 20, "Largest request, over HTTP or gRPC.", minimum=1024)
-    max_body_bytes_in_flight: int = option(
-        512 << 20,
-        "Maximum bytes of requests that are not yet tokenised, or over gRPC not yet finished; further ones get 429.",
-        minimum=1024,
-    )
-    max_client_body_bytes_in_flight: int = option(
-        128 << 20, "The same for one API key; without keys, for one IPv4 address or IPv6 /64 network.", minimum=1024
-    )
-    limit_mm_per_prompt: JsonText = option(
-        JsonText('{"image": 8}'), 'Maximum images of one request, as in vLLM: {"image": 4}.'
-    )
-    mm_processor_kwargs: JsonText | None = option(
-        None,
-        'Bounds on resized images in place of the checkpoint\'s, as in vLLM: {"max_pixels": 1003520}. Default: none.',
-    )
-    max_image_bytes: int = option(20 << 20, "Largest file of an image.", minimum=1024)
-    max_image_pixels: int = option(50_000_000, "Maximum pixels of an image before it is resized.", minimum=1024)
-    allowed_media_domains: tuple[str, ...] = option(
-        (),
-        "Hosts from which the router fetches images by http or https, separated by commas: names, and addresses, which "
-        "must be listed themselves if they are private. Default: none, images are data URLs.",
-    )
-    body_timeout_s: float = option(
-        60.0,
-        "Maximum seconds to receive an HTTP request, plus one for each 16 KiB of it; slower ones get 408.",
-        minimum=0.001,
-    )
-    max_request_unread_bytes: int = option(
-        64 << 20,
-        "Maximum bytes of output of one request that its client has not read; above it the request is aborted.",
-        minimum=1 << 16,
-    )
-    max_key_unread_bytes: int = option(512 << 20, "The same for all requests with one API key.", minimum=1 << 16)
-    max_unread_bytes: int = option(1 << 30, "The same for all requests of a router process.", minimum=1 << 16)
     cors_origins: tuple[str, ...] = option(
         (),
         "Origins (https://chat.example.org) whose web pages may call the server from a browser, separated by commas;"
@@ -138,8 +85,8 @@ class RouterConfig:
     )
     admin_api_key: tuple[str, ...] | None = option(
         None,
-        "API key that may also use the web console, clear caches and load LoRA adapters, or several; those of api_key "
-        f"then may not. Prefer {SECRETS['admin_api_key']} or the file.",
+        "API key that may also use the web console, clear caches and load LoRA adapters, or several separated by "
+        f"commas; keys of api_key then may not. Prefer {SECRETS['admin_api_key']} or the file.",
         secret=True,
     )
     console: bool = option(True, "Serve the web console at /console.")
@@ -185,8 +132,8 @@ class RouterConfig:
     )
     pin_prefix: tuple[str, ...] = option(
         (),
-        "Text files with which prompts of --model begin, separated by commas. Their KV stays cached on all workers "
-        "that compute prompts, for the life of the server. Default: none.",
+        "Text files, separated by commas, with the beginning of prompts of --model. Their KV stays cached on all "
+        "workers that compute prompts, for the life of the server. Default: none.",
     )
     enable_lora: bool = option(False, "Serve LoRA adapters of the model, which requests choose by name.")
     lora_modules: tuple[str, ...] = option(
@@ -196,8 +143,8 @@ class RouterConfig:
     )
     lora_dir: str | None = option(
         None,
-        "Directory from which /v1/load_lora_adapter loads LoRA adapters, and requests their own ones on first use: "
-        "NAME is in lora_dir/NAME. Default: none, adapters are loaded at the start alone.",
+        "Directory of LoRA adapters that /v1/load_lora_adapter or the first request for one may load: NAME is in "
+        "lora_dir/NAME. Default: none; adapters are loaded only at the start.",
     )
     adapters_dir: str | None = option(None, "Private directory with the list of the LoRA adapters.", hidden=True)
     tool_call_parser: str | None = option(
@@ -230,7 +177,7 @@ class RouterConfig:
     otlp_traces_endpoint: str | None = option(None, OTLP_ENDPOINT, aliases=("--otlp-endpoint",))
     trace_sample_ratio: float = option(
         1.0,
-        "Share of exported traces among requests without a traceparent; others are sampled as their parent is.",
+        "Share of requests without a traceparent whose traces are exported; the others follow their parent.",
         minimum=0,
         maximum=1,
     )
@@ -285,20 +232,16 @@ class RouterConfig:
                 object.__setattr__(self, name, checks.hidden_keys(name, keys))
         if self.protect_operations and not self.needs_key:
             raise OptionError("protect_operations: requires api_key or api_keys_file")
-        if self.cache_secret is not None and len(self.cache_secret) < MIN_SECRET_CHARS:
-            raise OptionError(f"cache_secret: must have at least {MIN_SECRET_CHARS} characters, chosen at random")
+        checks.check_cache_secret(self.cache_secret)
         checks.check_members(self.registry, self.workers)
         checks.check_together(process=self.process, group_dir=self.group_dir)
-        if 0 < self.heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
-            raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
+        checks.check_heartbeat_timeout(self.heartbeat_timeout_s)
         check_otlp_endpoint(self.otlp_traces_endpoint)
         self.promised_s()
         checks.check_pin_prefix(self.pin_prefix, self.needs_key and not self.shared_cache)
-        images_per_prompt(self.limit_mm_per_prompt)
-        resized_bounds(self.mm_processor_kwargs)
+        self.check_images()
         self._check_models()
         checks.check_origins(self.cors_origins)
-        checks.check_media_domains(self.allowed_media_domains)
         checks.check_https(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, self.ssl_cert_reqs)
 
     def _check_models(self) -> None:
@@ -308,8 +251,7 @@ class RouterConfig:
         except OptionError as error:
             raise OptionError(f"also_serve: {error}") from error
         checks.check_names(names)
-        if not self._num_reserved:
-            raise OptionError(f"max_inflight: must be at least {2 * len(names)} with {len(names)} models")
+        checks.check_reserved(self._num_reserved, len(names))
         checks.check_lora(self.enable_lora, self.lora_modules, self.lora_dir, names)
 
     def promised_s(self) -> dict[str, float]:

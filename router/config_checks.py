@@ -13,6 +13,27 @@ from baton.settings.slo import parse_slo
 from baton.settings.values import OptionError
 
 DEFAULT_SLO = "ttft=1s,tpot=50ms"
+MIN_HEARTBEAT_TIMEOUT_S = 1.0  # less would kill processes that are only busy
+MIN_SECRET_CHARS = 16
+HOST_NAME = re.compile(r"(?![0-9.]+$)[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*")
+
+
+def check_cache_secret(cache_secret: str | None) -> None:
+    """Raise OptionError for a secret that can be guessed."""
+    if cache_secret is not None and len(cache_secret) < MIN_SECRET_CHARS:
+        raise OptionError(f"cache_secret: must have at least {MIN_SECRET_CHARS} characters, chosen at random")
+
+
+def check_heartbeat_timeout(heartbeat_timeout_s: float) -> None:
+    """Raise OptionError for a timeout that is too short; 0: none."""
+    if 0 < heartbeat_timeout_s < MIN_HEARTBEAT_TIMEOUT_S:
+        raise OptionError(f"heartbeat_timeout_s: must be 0 or at least {MIN_HEARTBEAT_TIMEOUT_S:g}")
+
+
+def check_reserved(num_reserved: int, num_models: int) -> None:
+    """Raise OptionError if the models have no reserved places for completions."""
+    if not num_reserved:
+        raise OptionError(f"max_inflight: must be at least {2 * num_models} with {num_models} models")
 
 
 def check_together(**options: object) -> None:
@@ -98,9 +119,6 @@ def check_https(certfile: str | None, keyfile: str | None, ca_certs: str | None,
         raise OptionError("ssl_ca_certs: requires ssl_certfile and ssl_keyfile")
 
 
-HOST_NAME = re.compile(r"(?![0-9.]+$)[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+)*")
-
-
 def check_media_domains(allowed_media_domains: Iterable[str]) -> None:
     """Raise OptionError for a host that no URL has: it would have no effect."""
     for host in allowed_media_domains:
@@ -114,9 +132,6 @@ def _is_address(host: str) -> bool:
         return str(ip_address(host)) == host
     except ValueError:
         return False
-
-
-DEFAULT_SLO = "ttft=1s,tpot=50ms"
 
 
 def read_targets(slo: str | None, ttft_ms: float | None, tpot_ms: float | None) -> dict[str, float]:

@@ -17,9 +17,10 @@ from baton.router.admission.inflight_limit import AdmissionLimits
 from baton.router.admission.metrics import AdmissionMetrics
 from baton.router.admission.shared_places import SharedPlaces
 from baton.router.config import RouterConfig
-from baton.router.dispatch.dispatcher import Dispatcher, FailoverLimits
+from baton.router.dispatch.dispatcher import Dispatcher
 from baton.router.dispatch.embedder import Embedder
 from baton.router.dispatch.first_worker import FirstWorker
+from baton.router.dispatch.retries import FailoverLimits
 from baton.router.errors import NoWorker
 from baton.router.images.base import PromptImages
 from baton.router.images.factory import make_prompt_images
@@ -64,7 +65,7 @@ class ServedModel:
     first_worker: FirstWorker
     pins: PinKeeper
     catalog: AdapterCatalog | None = None  # of its adapters; None: it takes none
-    adapter: Adapter | None = None  # that the requests of this view of the model use; None: the model itself
+    adapter: Adapter | None = None  # used by the requests of this view of the model; None: the model itself
 
     def with_adapter(self, adapter: Adapter) -> "ServedModel":
         """Return the same model with an adapter."""

@@ -127,7 +127,7 @@ class Stores(Protocol):
 
     @property
     def hashes(self) -> StoredHashes:
-        """What is known to be stored."""
+        """Hashes of the blocks known to be stored."""
         ...
 
     def start(self) -> None:

@@ -109,7 +109,7 @@ class CacheFeed:
     """
 
     def __init__(self, host: Host, below: StoredHashes | None = None) -> None:
-        """below: what is known of the stores below the pool."""
+        """below: hashes of blocks in the stores below the pool."""
         self._host = host
         self._below = below or StoredHashes()
         self._subscriptions: list[Subscription] = []

@@ -33,7 +33,7 @@ class MemoryNeed:
         max_mib = left // max(1, self.num_pools) // MIB
         if self.store_bytes and max_mib < 1:
             raise OptionError(
-                f"kv_host_memory_bytes: {in_gib(self.store_bytes)} do not fit beside {in_gib(self.weights_bytes)} of "
+                f"kv_host_memory_bytes: {in_gib(self.store_bytes)} do not fit next to {in_gib(self.weights_bytes)} of "
                 f"weights: {memory}; set less, or use kv_disk"
             )
         if max_mib < 1:
@@ -42,7 +42,7 @@ class MemoryNeed:
                 "serve a smaller model or fewer workers"
             )
         is_one = self.num_pools == 1
-        store = f" beside {in_gib(self.store_bytes)} of kv_host_memory_bytes" if self.store_bytes else ""
+        store = f" next to {in_gib(self.store_bytes)} of kv_host_memory_bytes" if self.store_bytes else ""
         caches = f"a KV cache of {in_gib(self.kv_bytes)}"
         if not is_one:
             caches = f"{self.num_pools} KV caches of {in_gib(self.kv_bytes)} together"

@@ -26,14 +26,14 @@ TIER_COUNTERS = {
     "fetched_blocks": "KV blocks fetched from a store.",
     "fetched_bytes": "Bytes of KV fetched from a store.",
     "fetch_seconds": "Seconds of fetching KV from a store.",
-    "slow_fetches": "Fetches from a store that ended early, since the rest was computed sooner.",
+    "slow_fetches": "Fetches from a store that ended early, because computing the rest was faster.",
     "saved_blocks": "KV blocks written to a store.",
     "saved_bytes": "Bytes of KV written to a store.",
     "failures": "Failed lookups, reads and writes of KV in a store.",
 }
 TIER_GAUGES = {
-    "num_blocks": "KV blocks that a store holds; 0 if it does not know.",
-    "num_bytes": "Bytes of these blocks.",
+    "num_blocks": "KV blocks that a store holds; 0 if not known, as for servers.",
+    "num_bytes": "Bytes of KV that a store holds; 0 if not known.",
     "capacity_bytes": "Size limit of a store; 0 if it has its own.",
 }
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -154,7 +154,7 @@ class WorkerMetrics(Collector):
         yield self._gauge("kv_pinned_blocks", "KV blocks that pinned prefixes hold.", pins.num_blocks)
         num_bytes = pins.num_blocks * block_bytes
         yield self._gauge("kv_pinned_bytes", "Bytes of KV that pinned prefixes hold.", num_bytes)
-        yield self._counter("kv_dropped_pins", "Pins dropped since a request needed their blocks.", pins.num_dropped)
+        yield self._counter("kv_dropped_pins", "Pins dropped because a request needed their blocks.", pins.num_dropped)
 
     def _saved(self, saved_s: Mapping[str, float]) -> Family:
         """Return the metric of saved prefill."""

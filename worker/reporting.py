@@ -52,7 +52,7 @@ class TierCounters:
     fetched_blocks: int = 0
     fetched_bytes: int = 0
     fetch_seconds: float = 0.0
-    slow_fetches: int = 0  # ended early, since the rest was computed sooner
+    slow_fetches: int = 0  # ended early, because computing the rest was faster
     saved_blocks: int = 0
     saved_bytes: int = 0
     failures: int = 0

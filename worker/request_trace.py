@@ -23,8 +23,8 @@ class WorkerTrace:
         self._worker_id = worker_id
         self._tracer = tracer
         self._queue = self.recorder.begin("queue", at_s=self.root.begun_s)
-        self._compute: Span | None = None  # of the prompt
-        self._num_steps = 0  # that computed the prompt
+        self._compute: Span | None = None  # computation of the prompt
+        self._num_steps = 0  # steps that computed the prompt
         self._num_tokens = 0
         self._first_s = 0.0  # time of the first token
         self._elsewhere: list[TimedSpan] = []  # timings from other workers

@@ -166,28 +166,30 @@ async def _serve(
     logger.info("%s worker %s serves at %s", config.role, config.worker_id, address)
     try:
         lives.start()
-        try:
-            failures = [host.failed, lives.failed, watching]
-            await _wait(stopping, *(each.failed for each in (group, ranks) if each is not None), *failures)
-        except EngineEnded:
-            if ranks is not None:
-                await _raise_root_cause(ranks)
-            raise
+        failures = [*(each.failed for each in (group, ranks) if each is not None), host.failed, lives.failed, watching]
+        await _wait_for_signal(stopping, failures, ranks)
         await lives.begin_end()
         await worker_health.end()
         await _drain(lives.current.core)
     finally:
-        # First: the services wait for calls, which an engine that waits for other ranks does not run.
-        if group is not None:
-            await group.leave()
-        if ranks is not None:
-            ranks.leave_engine()
-        await lives.withdraw()
-        await _close(lives, ranks)
-        await server.stop(STOP_GRACE_S)
-        await core.stores.close()
-        await host.stop()
+        await _end(core, lives, server, group, ranks)
         watching.cancel()  # last: every step above may hang if the engine hangs
+
+
+async def _end(
+    core: WorkerCore, lives: Lives, server: grpc.aio.Server, group: WorkerGroup | None, ranks: WorkerRanks | None
+) -> None:
+    """Close the services, the server and the engine."""
+    # First: the services wait for calls, which an engine that waits for other ranks does not run.
+    if group is not None:
+        await group.leave()
+    if ranks is not None:
+        ranks.leave_engine()
+    await lives.withdraw()
+    await _close(lives, ranks)
+    await server.stop(STOP_GRACE_S)
+    await core.stores.close()
+    await core.host.stop()
 
 
 async def _close(lives: Lives, ranks: WorkerRanks | None) -> None:
@@ -228,15 +230,22 @@ async def _load(
             raise
 
 
-async def _wait(stopping: asyncio.Event, *failures: asyncio.Future[None]) -> None:
-    """Return at a signal; raise the error of the first future that fails."""
+async def _wait_for_signal(
+    stopping: asyncio.Event, failures: Sequence[asyncio.Future[None]], ranks: WorkerRanks | None
+) -> None:
+    """Return at a signal; raise the error of the first future that fails, or why a rank was lost."""
     stop = asyncio.ensure_future(stopping.wait())
     waits: list[asyncio.Future[Any]] = [stop, *failures]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
-    for failure in failures:
-        if failure.done():
-            failure.result()
+    try:
+        for failure in failures:
+            if failure.done():
+                failure.result()
+    except EngineEnded:
+        if ranks is not None:
+            await _raise_root_cause(ranks)
+        raise
 
 
 async def _raise_root_cause(ranks: WorkerGroup | WorkerRanks) -> None:

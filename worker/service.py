@@ -56,7 +56,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         idle_interval_s: between two reports of an idle worker; `math.inf` sends none without a change.
         change_role: changes the role after a drain with this timeout, and returns the new incarnation; raises
         RoleConflict or DrainConflict. None: the worker keeps its role.
-        stored: what is known of the stores below the pool; None: there are none.
+        stored: hashes of blocks in the stores below the pool; None: there are no stores.
         adapters: LoRA adapters of the worker.
         """
         self._host = host

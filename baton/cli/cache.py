@@ -59,7 +59,7 @@ def stats(url: str, api_key: str | None, as_json: bool, https: ssl.SSLContext | 
 @url_flag
 @key_flag
 @https_flags
-@click.option("--model", help="Model whose workers forget what they have cached. Default: all models.")
+@click.option("--model", help="Model whose workers clear their caches. Default: all models.")
 @click.option("--tier", help="Store whose blocks are deleted, as `stats` names it. Default: the KV cache.")
 def clear(url: str, api_key: str | None, https: ssl.SSLContext | None, model: str | None, tier: str | None) -> None:
     """Have all workers forget the cached blocks that no request and no pin holds.
@@ -83,7 +83,7 @@ def clear(url: str, api_key: str | None, https: ssl.SSLContext | None, model: st
     "--from", "place", required=True, help="Directory of --kv-disk or --kv-store, or host for --kv-host-memory-bytes."
 )
 def export(directory: Path, place: str) -> None:
-    """Copy the blocks of a store on this machine into DIRECTORY, while workers use it or not.
+    """Copy the blocks of a store on this machine into DIRECTORY, even while workers use it.
 
     Encrypted blocks stay encrypted: the importing workers need the same key.
 
@@ -104,9 +104,13 @@ def export(directory: Path, place: str) -> None:
     "--to", "target", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory of --kv-disk or --kv-store of the workers.",
 )  # fmt: skip
-@click.option("--max-bytes", default=CAPACITY, show_default=True, help="Size limit of that store, as of the workers.")
 @click.option(
-    "--fingerprint", multiple=True, help="Of the workers, instead of those of the running server at --url; repeatable."
+    "--max-bytes", default=CAPACITY, show_default=True, help="Size limit of that store, the same as the workers'."
+)
+@click.option(
+    "--fingerprint",
+    multiple=True,
+    help="Fingerprint of the workers, in place of those of the server at --url; repeatable.",
 )
 @url_flag
 @key_flag
@@ -132,7 +136,7 @@ def import_(
     try:
         capacity_bytes = parse_size(max_bytes)
     except (ValueError, OverflowError) as error:
-        raise click.UsageError(f"--max-bytes: {max_bytes!r} is no size; give one such as 32GiB") from error
+        raise click.UsageError(f"--max-bytes: {max_bytes!r} is not a size; give one such as 32GiB") from error
     where = "the given fingerprints are" if fingerprint else f"the workers at {url} have"
     manifest = _archived(lambda: read_manifest(directory))
     wanted = set(fingerprint) or _fingerprints(url, api_key, https)

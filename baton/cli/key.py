@@ -31,7 +31,7 @@ def command() -> None:
 @click.option(
     "--admin",
     is_flag=True,
-    help="Let it load and unload LoRA adapters, clear the workers' caches, and use the web console.",
+    help="Allow it to load and unload LoRA adapters, clear the workers' caches, and use the web console.",
 )
 @click.option("--expires-in-days", type=click.FloatRange(0, 36500, min_open=True), help="Days until it is rejected.")
 def new(expires_in_days: float | None, **fields: object) -> None:

@@ -45,7 +45,7 @@ def command(
 ) -> None:
     """Change the role of WORKER, given by id or address, to ROLE, and return when it accepts requests again.
 
-    The worker is drained like by `baton drain`: no request is lost. Then it serves the other role with its loaded
+    The worker is drained as by `baton drain`: no request is lost. Then it serves the other role with its loaded
     weights and its prefix cache, at the same address and under the same id, until it is restarted. If the change fails
     it serves its former role. Exits with status 3, without a change, if no other worker of its current role accepts
     requests.

@@ -42,6 +42,8 @@ QUIET = {
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # makes Ray bind to 127.0.0.1, as it does on these systems
 # Ray's memory monitor would end Serve's controller on a full machine, because workers are not Ray's own processes.
 NO_MEMORY_MONITOR = {"RAY_memory_monitor_refresh_ms": "0"}
+# By default 15, with which the model would wait for every other program of the machine.
+NICENESS = {"RAY_worker_niceness": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,14 @@ def _environment(serving: RayServing, directory: Path) -> dict[str, str]:
     token = directory / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    return {**QUIET, **LOOPBACK, **NO_MEMORY_MONITOR, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    return {
+        **QUIET,
+        **LOOPBACK,
+        **NO_MEMORY_MONITOR,
+        **NICENESS,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+    }
 
 
 async def _serve(serving: RayServing) -> None:

@@ -19,9 +19,9 @@ class ClusterBudget:
 
     settings: ScalingSettings  # to plan with
     placed_gpus: int = 0  # of Baton's scheduled pods
-    pending_gpus: int = 0  # that Baton's pending pods request
-    free_gpus: int = 0  # that further whole pods could get
-    num_nodes: int = 0  # that accept Baton's pods
+    pending_gpus: int = 0  # requested by Baton's pending pods
+    free_gpus: int = 0  # available to further whole pods
+    num_nodes: int = 0  # nodes that accept Baton's pods
     unready: tuple[UnreadyPod, ...] = ()  # Baton's pods, the longest waiting first
     age_s: float | None = None  # of the numbers; None: never read, and the settings are the configured ones
     error: str | None = None  # of the last read

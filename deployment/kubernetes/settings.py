@@ -34,7 +34,7 @@ class Toleration:
 class PoolPods:
     """Pods of one pool, as in their template."""
 
-    labels: Mapping[str, str]  # that all of them have, and no other pods
+    labels: Mapping[str, str]  # labels of all these pods and of no others
     gpus_per_pod: int = 1  # requested amount of the resource
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from baton.deployment.kubernetes.api_objects import ContainerStatus, Pod, condition
 
-STARTING_REASONS = ("", "Pending", "PodInitializing", "ContainerCreating")  # that need only time
+STARTING_REASONS = ("", "Pending", "PodInitializing", "ContainerCreating")  # reasons that pass with time
 
 
 @dataclass(frozen=True, slots=True)

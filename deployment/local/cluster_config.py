@@ -29,8 +29,8 @@ class ClusterConfig:
     )
     tokenizer_revision: str | None = option(
         None,
-        "Branch, tag or commit of --tokenizer; without it, of the model's repository, of which it selects another "
-        "tokenizer. Default: the main branch of --tokenizer.",
+        "Branch, tag or commit of --tokenizer; without --tokenizer, of the model's repository, whose tokenizer at this "
+        "revision is used. Default: the main branch of --tokenizer.",
     )
     served_model_name: str | None = option(
         None, "Name of the model for clients. Default: from the model's directory or id."

@@ -52,7 +52,7 @@ class ServingWorker:
     role: str
     kv_tokens: int  # capacity of its KV cache
     max_model_len: int  # prompt plus output
-    transports: tuple[str, ...]  # that peers can read its KV with
+    transports: tuple[str, ...]  # transports by which peers can read its KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class GivenUp:
 class Ending:
     """The cluster is shutting down."""
 
-    num_requests: int | None = 0  # that the router waits for; None: unknown
+    num_requests: int | None = 0  # requests that the router waits for; None: unknown
     timeout_s: float = 0.0  # longest wait
 
 

@@ -17,7 +17,7 @@ class PoolProgress:
     start_s: float = 0.0  # measured, from requested to ready; 0: not measured yet
     num_stopping: int = 0  # ready replicas above the target, which do not report as draining yet
     num_flipping_in: int = 0  # workers that change into this pool's role
-    num_flipping_out: int = 0  # that drain before they change into the other role
+    num_flipping_out: int = 0  # replicas that drain before a change to the other role
 
 
 class ProgressWatch:

@@ -53,7 +53,7 @@ class PoolsPolicy:
         self._reads_cluster = options.get("kubernetes") is not None
         self._state: ScalingState | None = None
         self._watches = POOLS.map(lambda _: ProgressWatch())
-        self._planned: Observation | None = None  # that the targets were planned from
+        self._planned: Observation | None = None  # basis of the targets
         self._targets = ByPool(0, 0)
         self._changes: RoleChanges | None = None  # None: there is no observer
         self._offset: int | None = None  # of the last plan (`role_changes.py`)

@@ -43,7 +43,7 @@ class JsonObject:
         return self._values.get(key)
 
     def changed(self, values: Mapping[str, object]) -> "JsonObject":
-        """Return the object with other values of some keys. What is read there counts as read here."""
+        """Return the object with other values of some keys. Keys that are read from it count as read here."""
         other = JsonObject(dict.fromkeys(self.nulls) | self._values | dict(values), self.source)
         other._reads = self._reads
         other._inner = {key: inner for key, inner in self._inner.items() if key not in values}

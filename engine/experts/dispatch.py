@@ -131,7 +131,7 @@ class GroupExchange:
         self.link: DirectLink | None = None
         self.routes: ExpertRoutes | None = None  # until the group is formed
         self.num_slots = 0  # on this rank
-        self.row_tile = ROW_TILE  # of this rank's experts, see Experts; padding is never sent to other ranks
+        self.row_tile = ROW_TILE  # tile of this rank's experts, see Experts; padding is never sent to other ranks
         self.counts = torch.zeros(num_experts, dtype=torch.int64, device=device)  # this rank's tokens, by expert
         self.num_rows = 0  # rows of all ranks' tokens computed here, since start
 

@@ -26,7 +26,7 @@ from baton.engine.layers.experts import ROW_TILE
 from baton.engine.parallel.rank_group import RankGroup
 from baton.extras import NIXL
 
-HIDDEN_SIZES = (2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)  # that the kernels are compiled for
+HIDDEN_SIZES = (2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)  # the kernels are compiled for these
 MAX_CHOSEN = 11  # experts per token that the kernels are compiled for
 MIN_CAPABILITY = (9, 0)
 WHOLE_NODE = 8  # buffers are for fewer ranks than this, or for a multiple of it, not all of which need exist

@@ -31,7 +31,7 @@ class PreparedLayer:
     """A layer's new placement and experts, not in use yet."""
 
     slots: Slots
-    experts: PreparedExperts  # of this rank's slots
+    experts: PreparedExperts  # those of this rank's slots
 
 
 class Rebalance:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from weakref import WeakSet
 
 import torch
@@ -53,7 +52,7 @@ class ReadyGrammar:
     is_slow: bool  # its first mask took more than SLOW_FILL_S
     is_cheap: bool  # to compile; see `cost`
     has_short_forced_texts: bool  # see `forced_length`
-    tenant: str  # that asked for it first
+    tenant: str  # first tenant that requested it
 
 
 @dataclass(slots=True, eq=False)
@@ -61,11 +60,11 @@ class _Entry:
     """A grammar in the cache, which may not be compiled yet."""
 
     ready: "Future[ReadyGrammar]"
-    tenant: str = ""  # that asked for it first
+    tenant: str = ""  # first tenant that requested it
     compiled: ReadyGrammar | None = None
     timer: threading.Timer | None = None
     num_bytes: int = 0  # of the source, and of the compiled grammar once it exists
-    thread_id: int = 0  # that compiles it in this process
+    thread_id: int = 0  # thread of this process that compiles it
     is_overdue: bool = False  # it still has a thread, although its requests have failed
     is_replaced: bool = False  # its thread
 
@@ -327,13 +326,6 @@ def _check(grammar: Grammar) -> None:
         grammar.check()
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-
-
-def make_xgrammar_backend(directory: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> GrammarBackend:
-    """Return xgrammar's backend. Raises InvalidRequest if the directory has no usable tokenizer."""
-    from baton.engine.grammar.xgrammar_backend import XGrammarBackend  # optional, and takes seconds to import
-
-    return XGrammarBackend(str(directory), vocab_size, eos_token_ids)
 
 
 def _resolve(entry: _Entry, result: ReadyGrammar | EngineError) -> None:

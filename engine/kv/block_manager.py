@@ -3,7 +3,7 @@
 A running or receiving request holds its block tables: one for each KV group. Of a group with a window, blocks behind
 the window are given back as the request advances, and blocks for a long prompt are allocated step by step. The request
 also holds the blocks of its recurrent state, if the model has one, and the checkpoint that its next step reads. A
-remote prefill that fills the blocks of a receiving request holds them too, until `end_fill`. A finished request may
+remote prefill that fills the blocks of a receiving request holds them too, until the fill ends. A finished request may
 keep its tables. A pin holds cached blocks for a reader, a prefix pin for a time. A waiting request holds nothing.
 """
 
@@ -14,6 +14,7 @@ from baton.engine.attention.span import FULL
 from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_origins import BlockOrigins
 from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.fills import Fills
 from baton.engine.kv.groups import KVGroups, held
 from baton.engine.kv.origin import KVOrigin
 from baton.engine.kv.pin import Pin, Pins
@@ -21,7 +22,7 @@ from baton.engine.kv.prefix_cache import PrefixCache
 from baton.engine.kv.prefix_pins import PrefixPins
 from baton.engine.kv.state_layout import StateLayout
 from baton.engine.kv.used_blocks import UsedBlock, UsedBlocks
-from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
+from baton.engine.request import NULL_BLOCK, BlockId, Request
 
 
 class BlockManager:
@@ -41,7 +42,7 @@ class BlockManager:
         self.cache = PrefixCache(BlockPool(num_blocks), enable_prefix_caching, self.groups)
         self.used: UsedBlocks | None = None  # for stores below the pool, if there are any
         self._step_tokens = step_tokens
-        self._fills: dict[RequestId, list[BlockId]] = {}
+        self.fills = Fills(self.cache, block_size)
         self.pins = Pins(self.cache)
         self.prefix_pins = PrefixPins(self.cache)
         self._origins = BlockOrigins()
@@ -121,7 +122,7 @@ class BlockManager:
         return self._extend(request, whole, soon)
 
     def drop_pin_for(self, request: Request) -> bool:
-        """Drop a prefix pin if a running request could not go on beside the pins even without other requests."""
+        """Drop a prefix pin if the pins leave a running request too few blocks, even without other requests."""
         whole = self.num_blocks_for(request.num_tokens)
         soon = self.num_blocks_for(min(request.num_tokens, request.num_computed_tokens + self._step_tokens + 1))
         num_new = sum(self._num_missing(request, whole, soon))
@@ -272,22 +273,6 @@ class BlockManager:
                 self.cache.release(behind)
                 table[start:end] = [NULL_BLOCK] * (end - start)
 
-    def is_filling(self, request_id: RequestId) -> bool:
-        """Return whether a remote fill holds blocks of the request, which may have been aborted."""
-        return request_id in self._fills
-
-    def begin_fill(self, request: Request) -> None:
-        """Start a remote fill: it holds the request's blocks after the computed tokens, in addition to the request."""
-        assert not self.is_filling(request.request_id)
-        first = request.num_computed_tokens // self.block_size
-        blocks = [block for table in request.block_tables for block in held(table[first:])] + request.state_blocks
-        self.cache.pool.hold(blocks)
-        self._fills[request.request_id] = blocks
-
-    def end_fill(self, request_id: RequestId) -> None:
-        """End a remote fill: nothing more will be written into the request's blocks."""
-        self.cache.release(self._fills.pop(request_id))
-
     def origins(self, blocks: Iterable[BlockId]) -> frozenset[KVOrigin]:
         """Return the other models that computed some of the blocks' KV, or the KV that it was computed from."""
         return self._origins.of(blocks)
@@ -322,7 +307,7 @@ class BlockManager:
         requests = list(requests)
         holders = [block for request in requests for table in request.block_tables for block in held(table)]
         holders += [block for request in requests for block in (*request.state_blocks, *request.checkpoint_blocks)]
-        holders += chain(*self._fills.values(), self.pins, self.prefix_pins)
+        holders += chain(self.fills, self.pins, self.prefix_pins)
         self.cache.pool.check_integrity(holders)
         self.cache.check_integrity()
 

@@ -20,7 +20,7 @@ class BlockPool:
         self._num_allocations = [0] * num_blocks
         self._ref_counts[NULL_BLOCK] = 1
         self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(map(BlockId, range(1, num_blocks)))
-        self._spared: set[BlockId] = set()  # of which the content stays when their turn of eviction comes once
+        self._spared: set[BlockId] = set()  # blocks to be skipped once when it is their turn to be evicted
 
     @property
     def num_free(self) -> int:

@@ -1,8 +1,8 @@
 """KV groups: layers that share blocks, and the tokens to which they still attend; no torch.
 
 A block holds `block_size` tokens of one group's layers. All groups have blocks of the same size in one pool, so memory
-is divided among them by need. Layers with a window or chunks have groups of their own, whose blocks behind the window
-are given back (as in vLLM's hybrid KV cache manager).
+is divided among them by need. Layers with a window or chunks have separate groups, whose blocks behind the window are
+freed (as in vLLM's hybrid KV cache manager).
 """
 
 from collections.abc import Sequence
@@ -146,8 +146,8 @@ class TransferOrder:
     def num_usable(self, num_blocks: int, num_known: int) -> int:
         """Return the end of the prefix that can be used after the first `num_blocks` blocks have arrived.
 
-        num_known: end of the prefix that was there before. A shorter prefix would need blocks of its own windows, or a
-        recurrent state of its own, which are not transferred.
+        num_known: end of the prefix that was there before. A shorter prefix would need other blocks in front of its
+        end, or another recurrent state, and these are not transferred.
         """
         if num_blocks >= self.num_blocks:
             return max(num_known, self.end)

@@ -1,7 +1,7 @@
 """Pinned prefixes: cached blocks that are held for a time, so that no other prompt evicts them.
 
-A pin only holds what the prefix cache has. It never stops a request: if one would not fit beside the pins in an
-otherwise empty pool, pins are dropped, the oldest first.
+A pin only holds what the prefix cache has. It never stops a request: if the pins alone leave one too few blocks,
+they are dropped, the oldest first.
 """
 
 import logging
@@ -143,7 +143,7 @@ class PrefixPins:
         return min((pin.expires_s - now_s for pin in self._pins.values()), default=None)
 
     def make_way(self, num_new: int, own: Collection[BlockId]) -> bool:
-        """Drop a pin if a request would not fit beside the pins in an otherwise empty pool.
+        """Drop a pin if the pins alone, without other requests, leave a request too few blocks.
 
         num_new: blocks that the request lacks; own: those that it has, or shares with the cache. Returns whether one
         was dropped: otherwise other requests only have to end. This is called in each step in which a request waits.

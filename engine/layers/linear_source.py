@@ -10,7 +10,7 @@ class ProjectionRows:
 
     name: str  # of the module, such as model.layers.0.self_attn.q_proj
     out_features: int  # of the whole projection
-    rows: slice  # that the Linear has
+    rows: slice  # rows in the Linear
 
     @property
     def num_rows(self) -> int:

@@ -93,7 +93,7 @@ class PartExchange:
         """Sort the tokens' rows by expert."""
         num_chosen = chosen.shape[1]
         slots = chosen.flatten() - self._first
-        entries = torch.nonzero((slots >= 0) & (slots < self._count)).flatten()  # for this rank's experts
+        entries = torch.nonzero((slots >= 0) & (slots < self._count)).flatten()  # those for this rank's experts
         rows = rows_by_slot(x, entries // num_chosen, slots[entries], self._count, self._row_tile)
         return PartDispatch(rows, entries)
 

@@ -69,7 +69,7 @@ class AdapterFiles:
 
 
 def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]) -> AdapterFiles:
-    """Read an adapter into memory of its own. Raises InvalidAdapter if it is damaged or not supported, or does not fit.
+    """Return an adapter, copied into memory. Raises InvalidAdapter if it is damaged, not supported, or does not fit.
 
     The file is not mapped: one that is replaced meanwhile would change the matrices, and one that is truncated would
     end the process. Matrices that do not fit are not read: they may have any size.
@@ -102,7 +102,7 @@ def _modules(source: str, tensors: Iterable[str]) -> list[str]:
     for name in tensors:
         match = NAME.fullmatch(name)
         if match is None or len(name) > MAX_NAME_CHARS or not name.isprintable():
-            raise InvalidAdapter(f"{source}: {shown(name)} is no LoRA matrix of a linear layer, and is not supported")
+            raise InvalidAdapter(f"{source}: {shown(name)} is not a LoRA matrix of a linear layer: not supported")
         sides.setdefault(match["module"], set()).add(match["side"])
     if not sides:
         raise InvalidAdapter(f"{source} holds no tensors")

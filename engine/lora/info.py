@@ -11,5 +11,5 @@ class AdapterInfo:
     digest: str  # hex; of its matrices and scales: workers with equal digests compute the same KV
     rank: int  # the largest of its matrices
     num_bytes: int  # of its matrices
-    base_model: str  # that its files name; empty: none
+    base_model: str  # named in its files; empty: none
     target_modules: tuple[str, ...]  # last parts of the names of the projections it changes, such as q_proj

@@ -23,7 +23,7 @@ class LowRankOutput:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Matrices for one Linear. Projections that it fuses have rows of `a` and columns of the output of their own.
+    """Matrices for one Linear. Each projection that it fuses has separate rows of `a` and columns of the output.
 
     Odd ranks are padded by a zero, since native products multiply pairs.
     """

@@ -99,7 +99,7 @@ class SegmentedAdapters:
 
 
 class SegmentedAddend:
-    """What the adapters add to the output of one Linear."""
+    """Products of the adapters that are added to the output of one Linear."""
 
     def __init__(self, adapters: SegmentedAdapters, place: int) -> None:
         self._adapters = adapters

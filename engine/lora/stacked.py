@@ -86,7 +86,7 @@ class SlotMatrices:
 
     a: Tensor  # [max_loras * width, in_features]
     b: Tensor  # [out_features, max_loras * width]
-    width: int  # of a slot: room for max_lora_rank in each of the projections
+    width: int  # width of a slot: max_lora_rank for each of the projections
 
     @classmethod
     def of(cls, linear: Linear, source: LinearSource, config: LoraConfig, dtype: torch.dtype) -> "SlotMatrices":
@@ -112,7 +112,7 @@ class SlotMatrices:
 
 
 class StackedAddend:
-    """What the adapters add to the output of one Linear."""
+    """Products of the adapters that are added to the output of one Linear."""
 
     def __init__(self, adapters: StackedAdapters, slots: SlotMatrices) -> None:
         self._adapters = adapters

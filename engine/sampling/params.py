@@ -30,7 +30,7 @@ class SamplingParams:
     max_tokens: int = 16
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    grammar: Grammar | None = None  # that the output must match
+    grammar: Grammar | None = None  # the output must match it
 
     def validate(self, vocab_size: int) -> None:
         """Raise InvalidRequest naming the first option that is out of range.

@@ -64,7 +64,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
-        if request.request_id in self._requests or self.blocks.is_filling(request.request_id):
+        if request.request_id in self._requests or request.request_id in self.blocks.fills:
             raise InvalidRequest(f"request id {request.request_id} is in use")
         check_request(request, self.blocks, self.finish_rule.max_model_len)
         if len(self.waiting) >= self.config.max_num_waiting:
@@ -162,7 +162,7 @@ class Scheduler:
 
         Tokens whose KV did not arrive are computed here. The request may have ended in the meantime.
         """
-        self.blocks.end_fill(request_id)
+        self.blocks.fills.end(request_id)
         request = self._requests.get(request_id)
         if request is None or request.status is not RequestStatus.RECEIVING:
             return
@@ -235,8 +235,8 @@ class Scheduler:
     def _make_room(self, request: Request) -> Request | None:
         """Preempt the last request in service order that does not keep its blocks, which a peer may be reading.
 
-        Returns the preempted request. If only this one runs, and would not fit beside the pinned prefixes however long
-        it waited, one of them is dropped instead.
+        Returns the preempted request. If only this one runs, and the pinned prefixes leave it too few blocks however
+        long it waits, one of them is dropped instead.
         """
         if len(self.running) == 1 and self.blocks.drop_pin_for(request):
             return None
@@ -286,7 +286,7 @@ class Scheduler:
             self._adapters.admit(request)
             if request.receives_kv:
                 request.status = RequestStatus.RECEIVING
-                self.blocks.begin_fill(request)
+                self.blocks.fills.begin(request)
                 schedule.receiving.append(request)
             else:
                 request.status = RequestStatus.RUNNING

@@ -92,6 +92,6 @@ class NGramLookup:
         end = index.find(token_ids)
         if end is None:
             return []
-        # What follows may run into the suffix itself, and then repeats.
+        # The tokens that follow may reach the suffix itself, and then repeat.
         period = num_tokens - end
         return [token_ids[end + place % period] for place in range(limit)]

@@ -12,9 +12,9 @@ class StepCost:
     """Estimated time of a step of decodes."""
 
     plain_s: float  # without drafts; 0: not known yet
-    drafting_s: float  # that the first draft adds
-    draft_s: float  # that each drafted token adds
-    pass_s: float = 0.0  # that each place in the longest draft adds: the drafter's time for all requests' next tokens
+    drafting_s: float  # time added by the first draft
+    draft_s: float  # time added by each drafted token
+    pass_s: float = 0.0  # time added by each place in the longest draft: a pass of the drafter for all requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,8 @@ def store_folders(place: str) -> list[BlockFolder]:
 def export_blocks(sources: Collection[BlockFolder], target: Path) -> Mapping[str, Count]:
     """Copy all blocks of stores into a new directory; return what it has by namespace.
 
-    Damaged blocks are left out. What an export that ended early has left is completed. Raises InvalidExport if the
-    directory has an export, StoreUnavailable.
+    Damaged blocks are left out. An export that ended early is completed. Raises InvalidExport if the directory has an
+    export, StoreUnavailable.
     """
     if (target / MANIFEST).exists():
         raise InvalidExport(f"{target} has an export already; choose another directory, or delete it")

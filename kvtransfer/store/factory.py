@@ -12,7 +12,7 @@ from baton.settings.values import OptionError
 
 KINDS = "a directory, file:///PATH, redis://HOST[:PORT][/DB], rediss://HOST[:PORT][/DB] or s3://BUCKET[/PREFIX]"
 S3_OPTIONS = ("endpoint", "region")
-FOLDER = "baton-kv"  # that a store makes in a directory, and uses alone
+FOLDER = "baton-kv"  # a store creates it in a directory, and uses it alone
 
 
 def open_store(
@@ -26,7 +26,7 @@ def open_store(
 ) -> KVStore:
     """Open the store at a URL, or in a directory. Servers are not contacted yet.
 
-    `capacity_bytes`: of a directory; servers have limits of their own. `ttl_s`: time to live of a block after its last
+    `capacity_bytes`: of a directory; servers have their own limits. `ttl_s`: time to live of a block after its last
     use, in S3 after it was stored. `key_file`: of the key that encrypts the blocks, see `sealed`. `name`: of the tier,
     for a directory. Raises OptionError, StoreUnavailable for a directory that cannot be used, MissingExtra.
     """

@@ -25,7 +25,7 @@ from baton.settings.registry_url import RegistryUrl
 CONNECT_TIMEOUT_S = 1.0
 TIMEOUT_S = 2.0  # of each reading and writing of a socket
 READ_BYTES = 1 << 20  # from a socket at once; with the client's default, a block takes twice as long
-MAX_VALUE_BYTES = 512 << 20  # that Redis stores
+MAX_VALUE_BYTES = 512 << 20  # limit of Redis
 BATCH = 1000  # keys that are deleted at once
 GLOB = re.compile(r"[*?\[\]\\]")
 

@@ -25,7 +25,7 @@ TIMEOUT = timedelta(seconds=5)  # of a request
 RETRY_TIMEOUT = timedelta(seconds=5)
 MAX_RETRIES = 1
 BATCH = 1000  # objects that are deleted at once
-ROLE_PATH = "/latest/api/token"  # of Amazon's metadata service, which is asked for the machine's role
+ROLE_PATH = "/latest/api/token"  # of Amazon's metadata service, which reports the machine's role
 
 
 @dataclass(frozen=True, slots=True)

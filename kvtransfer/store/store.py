@@ -13,7 +13,7 @@ class StoreUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoreUse:
-    """What a store holds; 0 for what it does not know."""
+    """Content and capacity of a store; 0: not known."""
 
     num_blocks: int
     num_bytes: int

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from baton.membership.registry.router_report import MAX_MODEL_CHARS, MAX_SHOWN_CHARS, Count, Name, Seconds
 
 MAX_REASON_CHARS = 4096
-MAX_PLANS = 100  # that a router reads: one for each application
+MAX_PLANS = 100  # plans that a router reads, one for each application
 
 Factor = Annotated[float, Field(strict=True, gt=0, le=1e6, allow_inf_nan=False)]
 

@@ -136,7 +136,7 @@ class WorkerReport:
     prefill_tokens_per_s: Rate
     decode_step_s: StepSeconds
     decode_sequence_s: StepSeconds
-    application: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = ""  # that placed it; "": none
+    application: Annotated[str, Field(max_length=MAX_NAME_CHARS)] = ""  # application that placed it; "": none
     initial_role: Role | None = None  # with which its process was started; None: not reported
     address: Annotated[str, Field(max_length=MAX_ADDRESS_CHARS)] = ""  # host:port; "": not reported
     # Counts by bin (see `bin_of`): TTFT of what a prefill worker computed, TPOT of what another decoded; as this router

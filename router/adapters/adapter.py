@@ -46,7 +46,7 @@ def decode_adapter(text: str | bytes) -> Adapter:
     """Return the adapter in a text of `Adapter.encode`, also of a later version. Raises ValueError."""
     values = orjson.loads(text)
     if not isinstance(values, dict):
-        raise ValueError(f"{shown(text)} is no adapter")
+        raise ValueError(f"{shown(text)} is not an adapter")
     try:
         adapter = Adapter(**{name: value for name, value in values.items() if name in FIELDS})
     except TypeError as error:

@@ -63,13 +63,13 @@ class AdapterCatalog:
         self._first_worker = first_worker
         self._directory = directory
         self._loads_on_use = loads_on_use and directory is not None
-        self._waiting = {module.name: module for module in modules}  # that no worker has loaded yet
+        self._waiting = {module.name: module for module in modules}  # modules that no worker has loaded yet
         self._known: dict[str, Adapter] = {}
-        self._removed: dict[str, Adapter] = {}  # that were unloaded, the last ones at the end
-        self._loads: dict[str, asyncio.Task[Adapter]] = {}  # of requests, by name
+        self._removed: dict[str, Adapter] = {}  # unloaded adapters, the latest at the end
+        self._loads: dict[str, asyncio.Task[Adapter]] = {}  # loads that requests wait for, by name
         self._failures = LoadFailures()
-        self._turn = asyncio.Lock()  # of changes of the table
-        self._num_changes = 0  # of the table by this router
+        self._turn = asyncio.Lock()  # held during a change of the table
+        self._num_changes = 0  # changes of the table by this router
         self._read_s = 0.0  # time of the last read of the table
 
     @property
@@ -176,7 +176,7 @@ class AdapterCatalog:
             if (known := self._known.get(name)) is not None:
                 return known
             if len(self._known) >= MAX_ADAPTERS:
-                text = f"{MAX_ADAPTERS} adapters are loaded, as many as may be; unload another one first"
+                text = f"{MAX_ADAPTERS} adapters are loaded, which is the maximum; unload another one first"
                 raise FieldError(NAME, text)
             workers = self._workers()
             if not workers:
@@ -303,7 +303,7 @@ class AdapterCatalog:
             raise _unreachable(error) from error
 
     def _replace(self, adapters: Mapping[str, Adapter]) -> None:
-        """Replace the known adapters, and remember those that are gone."""
+        """Replace the known adapters, and remember those that were removed."""
         for name, adapter in self._known.items():
             if name not in adapters:
                 self._removed.pop(name, None)

@@ -51,7 +51,7 @@ async def load_at_all(
         loaded = await load_at(connection, name, path)
         unknown = [each for each in connection.load.adapters if each not in known and each != name]
         if loaded.is_full and unknown:
-            logger.warning("%s unloads adapters that are not known, to have room: %s", loaded.worker_id, unknown)
+            logger.warning("%s unloads unknown adapters to make room: %s", loaded.worker_id, unknown)
             for each in unknown:
                 await unload_at(connection, each)
             loaded = await load_at(connection, name, path)
@@ -105,7 +105,7 @@ async def unload_at(connection: WorkerConnection, name: str) -> None:
         await _unload(channel, name)
     except grpc.aio.AioRpcError as error:
         if error.code() not in GONE:
-            logger.warning("the adapter %s stays at the worker at %s: %s", name, connection.address, _reason(error))
+            logger.warning("the adapter %s was not unloaded at %s: %s", name, connection.address, _reason(error))
     except WorkerLost:
         logger.debug("the worker at %s was lost with the adapter %s", connection.address, name)
 

@@ -124,12 +124,26 @@ TextBlocks = Annotated[
 ]
 
 
+ResultBlocks = Annotated[
+    list[
+        Annotated[
+            Annotated[TextBlock, Tag("<text>")] | Annotated[ImageBlock, Tag("<image>")],
+            Discriminator(_tag),
+            BeforeValidator(_of_kinds("text", "image")),
+        ]
+    ],
+    Field(fail_fast=True),
+    AtMost(MAX_ENTRIES),
+    OrText(_as_block),
+]
+
+
 class ToolResultBlock(RequestBody):
     """Result of a call in an earlier message."""
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: TextBlocks = Field(default_factory=list)
+    content: ResultBlocks = Field(default_factory=list)
     is_error: bool = False
     cache_control: CacheControl | None = None
     toolset_name: None = None

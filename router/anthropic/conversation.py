@@ -1,7 +1,8 @@
 """Conversion of Anthropic's messages to those of a chat template.
 
 Results of tools are blocks of the user's messages there, while chat templates have a message for each result. Adjacent
-messages with the same role become one.
+messages with the same role become one. Templates take images in the user's messages alone, so those of results are in
+the user's message that follows the results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from baton.router.openai.messages import ChatMessage, ChatPart, NamedPart
 
 BILLING = "x-anthropic-billing-header:"  # differs in each request of Claude Code, so no prompt would be cached
 ERROR = "Error: "  # in front of a result that is an error, as chat templates have no field for it
+IMAGE_FOLLOWS = "The image is in the next message."  # result without a text
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class Conversation:
         self._messages: list[ChatMessage | Mapping[str, object]] = []  # complete ones
         self._turn: _Turn | None = None  # the last one, if its role may continue
         self._called: dict[str, str] = {}  # names of the called tools by the calls' ids
+        self._images: list[ChatPart] = []  # of the last results, shown after them
         self.marked: Sequence[ChatMessage | Mapping[str, object]] = ()  # those up to the last mark so far
         shown = [each for each in system if not each.text.startswith(BILLING)]
         last = max((number for number, each in enumerate(shown) if each.cache_control is not None), default=-1)
@@ -80,6 +83,8 @@ class Conversation:
         last = last_mark(message) if takes_mark else -1
         for number, block in enumerate(message.content):
             where = f"messages[{place}].content[{number}]"
+            if not isinstance(block, ToolResultBlock):
+                self._show_images()
             match block:
                 case TextBlock(text=text):
                     self._begin(message.role).add_text(text)
@@ -97,6 +102,7 @@ class Conversation:
                     raise FieldError(where, f"{where}: {block.type} blocks do not belong in {message.role} messages")
             if number == last:
                 self._mark()
+        self._show_images()
 
     def messages(self) -> list[ChatMessage | Mapping[str, object]]:
         """Return the messages; those with images have parts."""
@@ -140,7 +146,14 @@ class Conversation:
             text = f"{name}: no earlier message has a tool_use block with the id {block.tool_use_id[:64]!r}"
             raise FieldError(name, text)
         self._end_turn()
-        text = "\n".join(each.text for each in block.content)
+        images = [
+            NamedPart.of_image(each.url, f"{where}.content[{number}].source")
+            for number, each in enumerate(block.content)
+            if isinstance(each, ImageBlock)
+        ]
+        self._images += images
+        text = "\n".join(each.text for each in block.content if isinstance(each, TextBlock))
+        text = text or (IMAGE_FOLLOWS if images else "")
         self._messages.append(
             {
                 "role": "tool",
@@ -149,6 +162,12 @@ class Conversation:
                 "name": self._called[block.tool_use_id],
             }
         )
+
+    def _show_images(self) -> None:
+        """Add the images of the last results to the user's message."""
+        if self._images:
+            self._begin("user").parts += self._images
+            self._images = []
 
 
 def last_mark(message: Message) -> int:

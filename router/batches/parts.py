@@ -12,7 +12,7 @@ from baton.router.files.store import FileStore
 
 @dataclass(frozen=True, slots=True)
 class BatchParts:
-    """What a batch needs to run."""
+    """Services that a running batch uses."""
 
     files: FileStore
     lines: LineRunner

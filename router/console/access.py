@@ -1,4 +1,4 @@
-"""Who may use the console, and who may control workers there."""
+"""Access to the console, and to its controls of workers."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ PROXY_HEADERS = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip
 
 
 class ConsoleAccess:
-    """Checks of the console's requests. Without API keys, every client of the router may look at the state."""
+    """Checks of the console's requests. Without API keys, every client of the router may see the state."""
 
     def __init__(self, gate: Gate, config: RouterConfig) -> None:
         self._gate = gate
@@ -47,7 +47,7 @@ class ConsoleAccess:
         return is_here and not any(name in PROXY_HEADERS or name.startswith("x-forwarded-") for name in headers)
 
     def check_control(self, headers: Mapping[str, str]) -> None:
-        """Raise as `check_view`, or Forbidden for a viewer who may not control workers."""
+        """Raise as `check_view`, or Forbidden for a viewer without the right to control workers."""
         self.check_view(headers)
         if not self.can_control(headers):
             text = "without API keys, workers are controlled only from the router's own machine"

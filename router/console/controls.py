@@ -21,14 +21,14 @@ from baton.rpc.tls import Security
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 2.0  # after which the caller is not kept waiting any more: a drain may take minutes
+ANSWER_S = 2.0  # after which the caller gets a response: a drain may take minutes
 MAX_CALLS = 64  # concurrent calls to workers
 ROLE_NUMBERS = {role: number for number, role in ROLES.items()}
 Call = Callable[[grpc.aio.Channel], Awaitable[object]]
 
 
 class Action(Enum):
-    """What is done to a worker."""
+    """Change of a worker's state."""
 
     DRAIN = "drain"
     UNDRAIN = "undrain"
@@ -78,9 +78,9 @@ class WorkerControls:
         connection = self._check(order)
         actions = {action for address, action in self._calls if address == order.address}
         if order.action in actions or (actions and order.action is not Action.UNDRAIN):
-            raise Conflict(f"the worker at {order.address} still carries out the last order")
+            raise Conflict(f"the worker at {order.address} is still carrying out the previous order")
         if len(self._calls) >= MAX_CALLS:
-            raise Unavailable(f"{MAX_CALLS} workers carry orders out; wait for some of them")
+            raise Unavailable(f"{MAX_CALLS} workers are carrying out orders; wait until one has finished")
         task = asyncio.create_task(self._call(connection.address, _call_of(order)), name=f"order for {order.address}")
         self._calls[order.address, order.action] = task
         task.add_done_callback(partial(self._forget, order))
@@ -90,7 +90,7 @@ class WorkerControls:
         return bool(done)
 
     def close(self) -> None:
-        """Wait for no call any more; workers go on draining."""
+        """Cancel the calls; workers go on draining."""
         for task in self._calls.values():
             task.cancel()
 

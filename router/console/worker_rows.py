@@ -14,7 +14,7 @@ from baton.router.workers.connection_state import ConnectionState
 MAX_TEXT_CHARS = 160  # of an id, an address or an error
 MAX_TIERS = 6
 SMOOTH_S = 3.0  # time constant of token rates
-MAX_GAP_S = 5 * SMOOTH_S  # between two readings of a rate; longer if nobody watched
+MAX_GAP_S = 5 * SMOOTH_S  # between two readings of a rate; after a longer gap without viewers, rates start anew
 ROLE_ORDER = [role.value for role in WorkerRole]
 
 
@@ -24,7 +24,7 @@ class TierRow:
 
     name: str
     num_bytes: int  # 0: not known
-    capacity_bytes: int  # 0: its own affair
+    capacity_bytes: int  # 0: not limited by the worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class WorkerRow:
     kv_used: float = 0.0  # share of its blocks
     running: int = 0
     waiting: int = 0
-    receiving: int = 0  # of `waiting`: their KV is on its way
+    receiving: int = 0  # those of `waiting` whose KV is being received
     handovers: int = 0
     rates: TokenRates = TokenRates()
     tiers: tuple[TierRow, ...] = ()

@@ -1,62 +1,17 @@
-"""One attempt at a decode worker: its command, its timing, and the bounds on further ones."""
+"""One attempt at a decode worker: its command, its timing, and what its output changes."""
 
 import time
-from dataclasses import dataclass
 
 from baton.protos import common_pb2
 from baton.protos.worker_pb2 import GenerateCommand, PeerWorker, RequestDelta
-from baton.router.errors import HandedOff, RequestLost, WorkerLost
+from baton.router.dispatch.progress import Progress
+from baton.router.errors import HandedOff
 from baton.router.generation import Generation
 from baton.router.metrics.traffic import Traffic
 from baton.router.policy.cluster import Plan, WorkerRole, WorkerSnapshot
+from baton.router.workers.load import LoadShare
 from baton.rpc.requests import image_to_proto
 from baton.rpc.status import Unavailable, error_from_code
-
-RETRY_SHARE = 0.2  # retries per request
-MAX_SAVED_RETRIES = 100.0
-
-
-class RetryBudget:
-    """Allowed retries of requests that busy workers refused: a share of all requests, saved up to a maximum.
-
-    Without a budget, retries would keep busy workers overloaded (Finagle's retry budget, Twitter 2016).
-    """
-
-    def __init__(self) -> None:
-        self._left = MAX_SAVED_RETRIES
-
-    def note_request(self) -> None:
-        """Count a request that is sent for the first time."""
-        self._left = min(self._left + RETRY_SHARE, MAX_SAVED_RETRIES)
-
-    def take(self) -> bool:
-        """Take a retry if one is left; return whether there was one."""
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
-@dataclass(slots=True)
-class Losses:
-    """Losses in a row of workers that ran a request, without any output in between: the request may be their cause."""
-
-    num_lost: int = 0
-    _size: int = -1  # of the output, or of the rest of the request, at the last loss
-
-    def note(self, size: int) -> None:
-        """Count a loss; a change of `size` since the last one begins a new row."""
-        self.num_lost = self.num_lost + 1 if size == self._size else 1
-        self._size = size
-
-    def last_error(self, error: Exception, num_failures: int) -> Exception:
-        """Return the error for a request that is not sent again after `num_failures`, the last of them `error`."""
-        if self.num_lost < max(num_failures, 2):
-            return error if isinstance(error, WorkerLost) else WorkerLost(str(error))
-        return RequestLost(
-            f"the request was sent to {self.num_lost} workers in turn, and each of them was lost without further "
-            f"output; the request may be the cause, and is not sent to another worker (the last one: {error})"
-        )
 
 
 class AttemptTimes:
@@ -91,6 +46,41 @@ class AttemptTimes:
         """Report the TPOT: no more tokens arrive."""
         if self._first_s is not None and self._num_further:
             self._traffic.add_latency(self._decode, (self._last_s - self._first_s) / self._num_further)
+
+
+class AttemptRecord:
+    """State that the output of one attempt changes: the completion's progress, its trace, its workers' load."""
+
+    def __init__(self, plan: Plan, progress: Progress, share: LoadShare, times: AttemptTimes) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._share = share
+        self._times = times
+        self._num_skipped = progress.num_prompt_logprobs  # positions that this attempt reports again
+
+    def note(self, delta: RequestDelta) -> None:
+        """Record a delta, and remove prompt logprobs from it that an earlier attempt has reported."""
+        progress = self._progress
+        if progress.trace is not None:
+            progress.trace.note(delta)
+        if delta.token_ids:
+            self._share.computed()
+            self._times.tokens(delta)
+            progress.token_ids.extend(delta.token_ids)
+        if delta.token_ids or delta.prompt_logprobs:
+            progress.fingerprint = self._plan.decode.fingerprint
+        if delta.prompt_logprobs:
+            num_old = min(self._num_skipped, len(delta.prompt_logprobs))
+            self._num_skipped -= num_old
+            del delta.prompt_logprobs[:num_old]
+            progress.num_prompt_logprobs += len(delta.prompt_logprobs)
+
+    def end(self) -> None:
+        """Record that no more output arrives."""
+        self._share.remove()
+        self._times.ended()
+        if self._progress.trace is not None:
+            self._progress.trace.closed()
 
 
 def make_command(generation: Generation, index: int, plan: Plan, token_ids: list[int], attempt: int) -> GenerateCommand:

@@ -5,27 +5,19 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.engine.errors import QueueFull
-from baton.protos.worker_pb2 import RequestDelta
-from baton.router.dispatch.attempt import AttemptTimes, RetryBudget, make_command, take_failure
+from baton.protos.worker_pb2 import GenerateCommand, RequestDelta
+from baton.router.dispatch.attempt import AttemptRecord, AttemptTimes, make_command, take_failure
 from baton.router.dispatch.first_worker import FirstWorker
+from baton.router.dispatch.placement import Placement
 from baton.router.dispatch.progress import Holder, Progress, live_completion
-from baton.router.errors import Draining, HandedOff, NoWorker, ShortOfRanks, WorkerLost
+from baton.router.dispatch.retries import FailoverLimits, RetryBudget
+from baton.router.errors import Draining, HandedOff, ShortOfRanks, WorkerLost
 from baton.router.generation import Generation
 from baton.router.metrics.metrics import RouterMetrics
-from baton.router.policy.cluster import (
-    ClusterSnapshot,
-    ImpossiblePlan,
-    NoPrefiller,
-    Plan,
-    RoutedRequest,
-    WorkerSnapshot,
-    find_candidates,
-)
-from baton.router.policy.estimates import OutputLength, ReuseShare
+from baton.router.policy.cluster import Plan, WorkerSnapshot
 from baton.router.policy.policy import Policy
 from baton.router.tracing.completion_trace import CompletionTrace
 from baton.router.workers.load import LoadEstimate, LoadShare
@@ -33,16 +25,6 @@ from baton.router.workers.pool import WorkerPool
 from baton.rpc.status import Unavailable
 
 logger = logging.getLogger(__name__)
-
-MAX_REST_TOKENS = 64  # maximum uncached tokens that a decode worker computes itself after it pulled a prefix
-
-
-@dataclass(frozen=True, slots=True)
-class FailoverLimits:
-    """Limits on retries of a request whose worker was lost."""
-
-    attempts: int  # maximum retries
-    timeout_s: float  # maximum wait for a worker before each retry
 
 
 class Dispatcher:
@@ -57,12 +39,9 @@ class Dispatcher:
         first_worker: FirstWorker,
     ) -> None:
         self._pool = pool
-        self._first_worker = first_worker
-        self._policy = policy
         self._limits = limits
         self._metrics = metrics
-        self._reuse = ReuseShare()
-        self._output_length = OutputLength()
+        self._placement = Placement(pool, policy, metrics, first_worker, limits.timeout_s)
         self._budget = RetryBudget()  # for refusals by busy workers only: retries after a loss add no load
         self._numbers = itertools.count(1)  # numbers of the router's commands; workers' load reports refer to them
 
@@ -88,7 +67,7 @@ class Dispatcher:
             progress.fingerprint = start.fingerprint
         try:
             while True:
-                plan = await self._choose(generation, index, progress, preferred)
+                plan = await self._placement.choose(generation, index, progress, preferred)
                 if not progress.pulls(plan):
                     self._release(progress)
                 try:
@@ -108,7 +87,7 @@ class Dispatcher:
             self._release(progress)
             self._metrics.live.end(progress.live)
             if num_tokens := len(progress.token_ids) - len(generation.token_ids):
-                self._output_length.note(num_tokens)  # also if it was cancelled: clients stop reading at the end
+                self._placement.note_output(num_tokens)  # also if it was cancelled: clients stop reading at the end
 
     async def _take_failure(self, progress: Progress, plan: Plan, error: QueueFull | Unavailable) -> None:
         """Wait until the completion may be retried. Raises the error if it must not be."""
@@ -152,7 +131,7 @@ class Dispatcher:
         A completion waits until some worker has room if one had accepted it, or the first completion of its request. A
         new request is retried at another worker at once, if the retry budget allows it, or fails.
         """
-        has_plan = self._has_plan(progress)
+        has_plan = self._placement.has_plan(progress)
         if progress.moved_s is None:
             progress.num_failures += 1
             if not has_plan or progress.num_failures > self._limits.attempts or not self._budget.take():
@@ -161,117 +140,6 @@ class Dispatcher:
             if asyncio.get_running_loop().time() > progress.moved_s + self._limits.timeout_s:
                 raise error
             await progress.back_off()
-
-    def _has_plan(self, progress: Progress) -> bool:
-        """Return whether its hints and the remaining workers allow another plan now."""
-        try:
-            find_candidates(progress.routed, self._cluster(progress))
-        except (NoWorker, ImpossiblePlan):
-            return False
-        return True
-
-    def _may_move(self, progress: Progress) -> bool:
-        """Return whether another worker could continue it now. Cheap if no worker is ready, as for a whole group."""
-        return self._pool.has_decoder(progress.fingerprint) and self._has_plan(progress)
-
-    def _cluster(self, progress: Progress) -> ClusterSnapshot:
-        """Return the workers that the completion may be sent to."""
-        cluster = self._pool.snapshot().having(progress.adapter)
-        if progress.attempt or progress.fingerprint:
-            cluster = cluster.without(frozenset(progress.excluded | progress.busy), progress.fingerprint)
-        return cluster
-
-    async def _choose(self, generation: Generation, index: int, progress: Progress, preferred: str | None) -> Plan:
-        """Return the plan. Retries and completions after the first wait for a worker; a new request fails at once.
-
-        Requests for an adapter wait, too: workers that have just joined load it.
-
-        In a deployment that scales to zero, new and handed-off ones wait for the first worker, like those in the queue.
-        """
-        now_s = asyncio.get_running_loop().time
-        deadline_s = now_s() + (self._limits.timeout_s if progress.may_wait or progress.adapter else 0.0)
-        while True:
-            cluster = self._cluster(progress)
-            try:
-                progress.routed = self._routed(generation, index, progress, cluster, preferred)
-                plan = self._continued(self._policy(progress.routed, cluster), generation, progress)
-                break
-            except (NoWorker, ImpossiblePlan) as error:
-                failed_s = now_s()
-                if progress.is_blameless and self._first_worker.is_missing and await self._first_worker.wait(True):
-                    deadline_s += now_s() - failed_s
-                    progress.hold(now_s() - failed_s)
-                    continue
-                if isinstance(error, ImpossiblePlan) and not progress.may_wait:
-                    if isinstance(error, NoPrefiller) and self._pool.expects_prefiller(
-                        error.fingerprints, progress.routed.num_tokens
-                    ):
-                        raise NoWorker(f"{error} now") from error
-                    raise  # a lost worker may come back, but an unknown one will not
-                left_s = deadline_s - now_s()
-                if left_s <= 0 and isinstance(error, ImpossiblePlan):  # the request is valid: a worker had accepted it
-                    raise progress.failure or NoWorker(str(error)) from error
-                if left_s <= 0 and (progress.losses.num_lost or progress.excluded):
-                    raise WorkerLost(f"{progress.failure}; {error}") from error
-                if left_s <= 0:
-                    raise
-                await self._pool.wait_change(left_s)
-        if progress.losses.num_lost and not progress.fingerprint:
-            plan = replace(plan, prefill_fallbacks=())  # it may end every prefill worker that computes its prompt
-        self._pool.take_turn()
-        self._metrics.planned(plan.kind.value)
-        self._metrics.live.routed(progress.live, plan)
-        if progress.trace is not None:
-            progress.trace.planned(plan, progress.routed)
-        if not progress.attempt:
-            self._metrics.traffic.routed(plan, progress.routed)
-        logger.debug("%s: %s", generation.request.request_id, plan.reason)
-        return plan
-
-    def _continued(self, plan: Plan, generation: Generation, progress: Progress) -> Plan:
-        """Return the plan. If a worker handed the completion off, the plan pulls the KV from that worker."""
-        hashes = partial(generation.hashes.extended, progress.token_ids)
-        source = self._pool.source(progress.holder.incarnation, hashes) if progress.holder is not None else None
-        if source is None or generation.sampling.prompt_logprobs is not None:
-            return plan
-        if source.worker.kv_fingerprint != plan.decode.kv_fingerprint:
-            return plan
-        reason = f"{source.num_tokens} tokens are at {source.worker.worker_id}, which handed the request off"
-        cached = progress.routed.cached_tokens
-        if plan.prefill is not None and len(progress.token_ids) - source.num_tokens > MAX_REST_TOKENS:
-            has_more = source.num_tokens > cached.get(plan.prefill.incarnation, 0)
-            return replace(plan, prefix_source=source.worker, reason=reason) if has_more else plan
-        has_more = source.num_tokens > cached.get(plan.decode.incarnation, 0)
-        return Plan(plan.decode, None, source.worker, reason) if has_more else plan
-
-    def _routed(
-        self,
-        generation: Generation,
-        index: int,
-        progress: Progress,
-        cluster: ClusterSnapshot,
-        preferred: str | None,
-    ) -> RoutedRequest:
-        num_tokens = len(progress.token_ids)
-        found = self._pool.cached_tokens(cluster, partial(generation.hashes.extended, progress.token_ids))
-        cached = found.in_pool
-        if not progress.attempt and index == 0:
-            self._reuse.note(num_tokens, max(cached.values(), default=0))
-        for worker in cluster.workers if preferred is not None else ():
-            if worker.worker_id == preferred:  # it has the prompt of another completion; its cache event may be late
-                cached[worker.incarnation] = num_tokens // worker.block_size * worker.block_size
-        num_final_tokens = len(generation.token_ids) + generation.sampling.max_tokens
-        return RoutedRequest(
-            num_tokens,
-            cached,
-            num_final_tokens,
-            generation.request.context.hints,
-            self._reuse.value,
-            self._output_length.mean,
-            self._output_length.typical,
-            found.in_stores,
-            progress.adapter,
-        )
 
     async def _attempt(
         self, generation: Generation, index: int, plan: Plan, progress: Progress
@@ -282,39 +150,23 @@ class Dispatcher:
             raise WorkerLost(f"decode worker {plan.decode.worker_id} was lost")
         attach = decode.attach
         await attach.room()
-        command = make_command(generation, index, plan, progress.token_ids, progress.attempt)
-        command.number = next(self._numbers)
-        if progress.holder is not None and progress.pulls(plan):
-            command.prefix_source.handed_off = progress.holder.command_id
-        if progress.trace is not None:
-            progress.trace.sent(command, plan)
+        command = self._command(generation, index, plan, progress)
         mailbox = attach.submit(
             command,
             generation.request.patient,
             partial(self._note_generated, generation, progress),
-            partial(self._may_move, progress),
+            partial(self._placement.may_move, progress),
         )
         share = LoadShare(command.number, self._load(plan.decode), self._load(plan.prefill))
         share.add(plan, progress.routed)
         times = AttemptTimes(self._metrics.traffic, plan, is_first=not progress.attempt)
-        num_skipped = progress.num_prompt_logprobs
+        record = AttemptRecord(plan, progress, share, times)
         try:
             while True:
                 delta = await mailbox.get()
-                if progress.trace is not None:
-                    progress.trace.note(delta)
                 if delta.token_ids:
                     self._release(progress)  # the KV was pulled, or computed again
-                    share.computed()
-                    times.tokens(delta)
-                    progress.token_ids.extend(delta.token_ids)
-                if delta.token_ids or delta.prompt_logprobs:
-                    progress.fingerprint = plan.decode.fingerprint
-                if delta.prompt_logprobs:  # another attempt reports them from the start again
-                    num_old = min(num_skipped, len(delta.prompt_logprobs))
-                    num_skipped -= num_old
-                    del delta.prompt_logprobs[:num_old]
-                    progress.num_prompt_logprobs += len(delta.prompt_logprobs)
+                record.note(delta)
                 failure = take_failure(delta, plan.decode)
                 if isinstance(failure, HandedOff):
                     self._release(progress)
@@ -331,10 +183,17 @@ class Dispatcher:
             attach.abort(command.request_id)
             if mailbox.is_handed_off:
                 attach.release(command.request_id)
-            share.remove()
-            times.ended()
-            if progress.trace is not None:
-                progress.trace.closed()
+            record.end()
+
+    def _command(self, generation: Generation, index: int, plan: Plan, progress: Progress) -> GenerateCommand:
+        """Return the command of the next attempt, with its number."""
+        command = make_command(generation, index, plan, progress.token_ids, progress.attempt)
+        command.number = next(self._numbers)
+        if progress.holder is not None and progress.pulls(plan):
+            command.prefix_source.handed_off = progress.holder.command_id
+        if progress.trace is not None:
+            progress.trace.sent(command, plan)
+        return command
 
     def _note_generated(self, generation: Generation, progress: Progress, num_tokens: int) -> None:
         """Count tokens as they arrive, also those that the mailbox of a patient request holds back."""

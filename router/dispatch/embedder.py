@@ -22,10 +22,9 @@ from baton.protos.worker_pb2 import Embedding, EmbedRequest
 from baton.protos.worker_pb2_grpc import EmbeddingsStub
 from baton.router.adapters.adapter import Adapter
 from baton.router.admission.turns import Turns
-from baton.router.dispatch.attempt import RetryBudget
-from baton.router.dispatch.dispatcher import FailoverLimits
 from baton.router.dispatch.embedding_job import EmbeddingBatch, EmbeddingJob, divided, embed_request
 from baton.router.dispatch.progress import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from baton.router.dispatch.retries import FailoverLimits, RetryBudget
 from baton.router.errors import Draining, NoWorker, WorkerLost
 from baton.router.inline_work import InlineWork
 from baton.router.metrics.metrics import RouterMetrics

@@ -8,7 +8,7 @@ import grpc
 
 from baton.engine.pooling.config import PoolingParams
 from baton.protos.worker_pb2 import EmbedInput, EmbedRequest
-from baton.router.dispatch.attempt import Losses
+from baton.router.dispatch.retries import Losses
 from baton.router.generation import PromptHashes
 from baton.router.policy.cluster import WorkerSnapshot
 from baton.router.policy.embedding import EmbeddingFamily

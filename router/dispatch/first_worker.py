@@ -16,7 +16,7 @@ class FirstWorker:
     def __init__(self, pool: WorkerPool, timeout_s: float | None) -> None:
         """`timeout_s`: maximum wait of a request; None: none waits."""
         self.num_waiting = 0
-        self.num_live = 0  # of them in `LiveCompletions`
+        self.num_live = 0  # waiting requests that are in `LiveCompletions`
         self._pool = pool
         self._timeout_s = timeout_s
 

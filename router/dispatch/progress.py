@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from baton.router.adapters.adapter import Adapter
-from baton.router.dispatch.attempt import Losses
+from baton.router.dispatch.retries import Losses
 from baton.router.generation import Generation
 from baton.router.metrics.live import LiveCompletion
 from baton.router.policy.cluster import Plan, RoutedRequest

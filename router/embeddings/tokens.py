@@ -11,7 +11,7 @@ from baton.router.inline_work import Pace
 from baton.router.limits import CONTEXT_LENGTH_EXCEEDED
 from baton.router.text.tokenizer import Tokenizer, truncated
 
-INPUT_BYTES, TOKEN_BYTES = 640, 5  # that an input takes in memory, with the hashes of its blocks
+INPUT_BYTES, TOKEN_BYTES = 640, 5  # memory of an input, with the hashes of its blocks, and of a token
 MAX_TRUNCATED_CHARS = 1 << 20  # of a text to be truncated, all of which is tokenised; more if the context has more
 
 

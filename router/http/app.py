@@ -67,7 +67,7 @@ class HttpApp:
     ) -> None:
         """`cors_origins`: origins whose pages may read responses in a browser. `close`: ends the routes' threads.
 
-        `leave`: ends the streams that have no end of their own, before the server waits for its responses.
+        `leave`: ends the streams that would never end, before the server waits for its responses.
         """
         self.posts = posts
         self.unread = unread

@@ -1,7 +1,7 @@
 """Bodies of the HTTP responses, for the description of the API."""
 
 from collections.abc import Mapping
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -10,6 +10,15 @@ class KServeError(TypedDict):
     """An error."""
 
     error: str
+
+
+class IndexedModel(TypedDict):
+    """A model, and whether a request would be served now."""
+
+    name: str
+    version: str
+    state: Literal["READY", "UNAVAILABLE"]
+    reason: str
 
 
 class Liveness(TypedDict):
@@ -90,6 +99,7 @@ class Generated(TypedDict):
 
 
 VERSIONS = ("", "/versions/{version}")
+INDEX = "/v2/repository/index"  # by POST, without a body
 # Bodies of the responses by path. Those of `generate_stream` are events.
 GETS: Mapping[str, Any] = {
     "/v2": ServerMetadata,

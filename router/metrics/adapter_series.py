@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter
 
-MAX_NAMES = 100  # with series of their own; each is kept until the router ends
+MAX_NAMES = 100  # with separate series; each is kept until the router ends
 OTHER = "other"  # name of all further adapters together
 
 

@@ -18,7 +18,7 @@ MAX_ERROR_CHARS = 240
 
 @dataclass(slots=True)
 class SpanCounts:
-    """What happened within one span."""
+    """Counts of one span of time."""
 
     num_ended: int = 0
     num_errors: int = 0  # failures of the server, and refusals for lack of room
@@ -83,7 +83,7 @@ class RecentFigures:
         self._clock = clock
         self._began_s = clock()
         self._spans: dict[int, SpanCounts] = {}  # by number, ascending
-        self._ended: dict[int, Figures] = {}  # of spans that have ended, once they were asked for
+        self._ended: dict[int, Figures] = {}  # figures of ended spans, computed when first read
         self._current, self._number, self._ends_s = SpanCounts(), 0, 0.0  # the latest span
 
     def generated(self, num_tokens: int) -> None:

@@ -37,7 +37,7 @@ COUNTERS = {
     "grammar_mask_seconds": ("CPU seconds of filling token masks.", "grammar_mask_s"),
     "grammar_forced_tokens": ("Output tokens that grammars forced.", "num_grammar_forced_tokens"),
     "grammar_late_masks": ("Token masks that were not filled in time.", "num_grammar_late_masks"),
-    "kv_dropped_pins": ("Pins dropped since a request needed their blocks.", "num_dropped_pins"),
+    "kv_dropped_pins": ("Pins dropped because a request needed their blocks.", "num_dropped_pins"),
     "spec_decode_num_drafts": ("Drafts that the worker verified.", "num_drafts"),
     "spec_decode_num_draft_tokens": ("Drafted tokens that the worker verified.", "num_draft_tokens"),
     "spec_decode_drafting_seconds": ("Seconds that the worker's draft model took.", "drafting_s"),

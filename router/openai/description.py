@@ -58,6 +58,7 @@ BODIES: Mapping[str, Any] = {
     "/version": dict[str, str],
     **kserve.GETS,
     **kserve.POSTS,
+    kserve.INDEX: list[kserve.IndexedModel],
 }
 CHUNKS: Mapping[str, Any] = {
     "/v1/chat/completions": bodies.ChatCompletionChunk,
@@ -180,6 +181,7 @@ class Description:
                 operation["security"] = self._security(path)
         for path in kserve.GETS:
             schema["paths"][path] = {"get": self._operation(path, known, GET_ERRORS.get(path, {}))}
+        schema["paths"][kserve.INDEX] = {"post": self._operation(kserve.INDEX, known, {})}
         for path, model in self._posts.items():
             schema["paths"].setdefault(path, {})["post"] = self._post(path, model, known)
         return schema

@@ -193,7 +193,7 @@ class PinKeeper:
             del pin.holders[incarnation]
             if not pin.is_everywhere:
                 pin.strays.add(incarnation)
-            logger.info("pin %s is placed anew: %s", pin.name, error)
+            logger.info("pin %s is placed again: %s", pin.name, error)
         except NotFound:
             raise
         except (ServiceError, EngineError) as error:  # asked again at the next check
@@ -231,5 +231,5 @@ class PinKeeper:
             pin.next_try_s = {each: try_s for each, try_s in pin.next_try_s.items() if try_s > now_s}
             pin.next_try_s[place] = now_s + delay_s
             if str(error) != pin.last_failure:
-                logger.warning("pin %s has no place now: %s", pin.name, error)
+                logger.warning("pin %s could not be placed: %s", pin.name, error)
             pin.last_failure = str(error)

@@ -60,7 +60,7 @@ class Pin:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What identifies it."""
+        """Identity of the pin: its owner and its name."""
         return self.owner, self.name
 
     @property

@@ -11,10 +11,10 @@ class PinObject(TypedDict):
     id: str
     object: Literal["cache.pin"]
     model: str
-    tokens: int  # of the prefix that are held: whole blocks
-    blocks: int  # of all workers
-    bytes: int  # of these blocks
-    workers: list[str]  # ids; empty while the prefix is placed anew
+    tokens: int  # held tokens of the prefix, in whole blocks
+    blocks: int  # held by all workers together
+    bytes: int  # memory of the blocks
+    workers: list[str]  # ids; empty while the prefix is placed again
     expires_at: float  # Unix time
 
 

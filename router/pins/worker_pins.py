@@ -77,7 +77,7 @@ async def hold(connection: WorkerConnection, pin: Pin, is_whole: bool = True) ->
 
 @dataclass(slots=True)
 class Deletion:
-    """What became of a deletion: incarnations of workers that had the pin, and of those that did not respond."""
+    """Result of a deletion: incarnations of workers that had the pin, and of those that did not respond."""
 
     done: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)

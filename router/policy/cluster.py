@@ -78,7 +78,7 @@ class WorkerSnapshot:
     fetch_bytes_per_s: float = 0.0  # of KV from the stores below its pool
     kv_stores: tuple[str, ...] = ()  # names of these stores
     num_prefills: int = 0  # prompts computed for other workers, which will not decode here
-    num_awaited_blocks: int = 0  # that its waiting requests need
+    num_awaited_blocks: int = 0  # blocks that its waiting requests need
     num_receiving: int = 0  # requests whose prompts other workers compute for it
     prompt_share: float = 0.0  # recent share of its time spent on prompts
     num_tokens_done: int = 0  # prompt and output tokens since it started
@@ -127,7 +127,7 @@ class CachedTokens:
     """Lengths of a prompt's prefix in tokens, by incarnation of the worker that has it; workers without are omitted."""
 
     in_pool: dict[str, int]
-    in_stores: dict[str, int] = field(default_factory=dict)  # in those below its pool
+    in_stores: dict[str, int] = field(default_factory=dict)  # in stores below the pool
 
     @classmethod
     def of(cls, cluster: ClusterSnapshot, cached: dict[str, int], stored: dict[str, int]) -> "CachedTokens":

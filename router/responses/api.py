@@ -34,7 +34,7 @@ MAX_LOGPROBS = 1 << 17  # of one response; a token and its best candidates, each
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What a request became."""
+    """A request, ready to run."""
 
     chat: ChatRequest
     names: FieldNames

@@ -35,7 +35,7 @@ class MessageNames:
 
     def name(self, rest: str) -> str:
         """Return the name of the field at the path `rest` of the message."""
-        if self.item in (PREVIOUS, "instructions"):  # which have no parts that the client knows
+        if self.item in (PREVIOUS, "instructions"):  # these have no parts that the client knows
             return self.item
         if call := CALL.fullmatch(rest):
             place = int(call[1])

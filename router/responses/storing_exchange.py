@@ -1,4 +1,4 @@
-"""An exchange that stores the response in front of its end."""
+"""An exchange that stores the response before it ends."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -9,7 +9,7 @@ STORED = "x-baton-stored"  # header of whole responses
 
 
 class StoringExchange(ForwardedExchange):
-    """Exchange that waits for `store` in front of a whole response or the last event.
+    """Exchange that waits for `store` before it sends a whole response or the last event.
 
     A client that has received the id of a complete response can therefore continue it. The response of a client that
     has disconnected by then is not stored.

@@ -51,8 +51,8 @@ def is_harmony(template: str) -> bool:
 def harmony_messages(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with nothing that the template would drop or reject.
 
-    Instructions at the beginning become one message, and later ones messages of the user. Calls of one message become
-    messages of their own, each in front of its results, wherever these are. Text next to calls is reasoning, as in the
+    Instructions at the beginning become one message, and later ones messages of the user. Each call of a message
+    becomes a separate message in front of its results, wherever these are. Text next to calls is reasoning, as in the
     template. Raises ValueError for so many calls that the template would take minutes.
     """
     num_calls = sum(len(message.get("tool_calls") or ()) for message in messages)

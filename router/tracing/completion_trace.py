@@ -24,7 +24,7 @@ class CompletionTrace:
         self._failure: tuple[str, str] | None = None  # class and text of the error of the last attempt
 
     def planned(self, plan: Plan, routed: RoutedRequest) -> None:
-        """Record a plan, which took from the begin or the last failure until now, waits for a worker included."""
+        """Record a plan. Its time counts from the start or the last failure, and includes waits for a worker."""
         if self._failure is not None:
             name, reason = self._failure
             said: dict[str, Attribute] = {"baton.completion": self._index, "error.type": name, "baton.reason": reason}

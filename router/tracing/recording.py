@@ -1,4 +1,4 @@
-"""The decision which requests are recorded, and what becomes of their traces."""
+"""Recording of requests: the decision which ones are recorded, and the export of their traces."""
 
 import logging
 import socket
@@ -24,7 +24,7 @@ DEFAULT_TIMELINES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Traces of the requests of a router, of which sampled ones are exported."""
+    """Traces of a router's requests; the sampled ones are exported."""
 
     tracer: Tracer | None  # None: nothing is exported
     timelines: Timelines | None  # None: none are kept

@@ -27,7 +27,7 @@ CHAT, TEXT_COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"  # g
 
 @dataclass(frozen=True, slots=True)
 class WorkerTiming:
-    """A worker's span, which lasts from some time after the begin of the attempt."""
+    """A worker's span, which starts some time after its attempt."""
 
     attempt: Span
     timing: TimedSpan

@@ -17,7 +17,7 @@ class TimelineEvent(TypedDict):
     """Something that happened at one moment of a span."""
 
     name: str
-    at_s: float  # since the request's begin, as in all fields
+    at_s: float  # since the start of the request, as in all fields
     attributes: Mapping[str, Attribute]
 
 
@@ -95,7 +95,7 @@ def _timeline(trace: RequestTrace) -> Timeline:
 
 
 def _spans(trace: RequestTrace) -> Iterator[TimelineSpan]:
-    """Yield the spans in the order of their begins, those of workers below their attempt."""
+    """Yield the spans in the order of their starts, those of workers below their attempt."""
     timings: dict[int, list[WorkerTiming]] = {}
     for each in trace.worker_timings:
         timings.setdefault(each.attempt.context.span_id, []).append(each)
@@ -123,7 +123,7 @@ def _own(span: Span, root: Span) -> TimelineSpan:
 
 
 def _workers(each: WorkerTiming, root: Span) -> TimelineSpan:
-    """Return a worker's span. Its clock is not the router's: it counts from the attempt's begin at the router."""
+    """Return a worker's span. Its clock is not the router's: it counts from the start of the attempt at the router."""
     timing = each.timing
     return {
         "name": timing.name,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"  # headers, and keys of gRPC metadata
 FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 SAMPLED = 1
-MAX_STATE_CHARS = 512  # that a tracing system must propagate
+MAX_STATE_CHARS = 512  # minimum length that a tracing system must propagate
 KEY = r"(?:[a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13})"
 VALUE = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 STATE = re.compile(rf"{KEY}={VALUE}(?:[ \t]*,[ \t]*{KEY}={VALUE}){{0,31}}")

@@ -21,5 +21,5 @@ def open_tracer(endpoint: str | None, service: str, instance: str, sample_ratio:
     parsed = parse_otlp_endpoint(endpoint)
     try:
         return OtelTracer(make_exporter(parsed), resource, sample_ratio)
-    except Exception as error:  # classes of its own, such as for a compression that it does not know
+    except Exception as error:  # the SDK has many classes, such as for an unknown compression
         raise OptionError(f"otlp_traces_endpoint: a variable OTEL_... is wrong: {error}") from error

@@ -59,13 +59,13 @@ class Span:
             self.error, self.reason = error, reason
 
     def end(self, at_s: float | None = None) -> None:
-        """Set the end, unless it is set; never before the begin."""
+        """Set the end, unless it is set; never before the start."""
         if self.ended_s is None:
             self.ended_s = max(self.begun_s, time.monotonic() if at_s is None else at_s)
 
     @property
     def duration_s(self) -> float:
-        """Seconds from its begin to its end; to now while it is open."""
+        """Seconds from its start to its end; to now while it is open."""
         return (time.monotonic() if self.ended_s is None else self.ended_s) - self.begun_s
 
 

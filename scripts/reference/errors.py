@@ -45,7 +45,7 @@ CASES = (
     ),
     _field("prefix_too_short", "the prefix to pin is shorter than a KV block"),
     _field("storage_limit_exceeded", "there is no room for the file, or for results of the batch"),
-    _field("too_many_files", "there are as many files as there may be"),
+    _field("too_many_files", "the maximum number of files has been reached"),
     Case(rpc.Unauthenticated(""), "the API key is missing or unknown"),
     Case(rpc.Forbidden(""), ADMIN_ONLY),
     Case(rpc.NotFound(""), "no such model or adapter"),
@@ -55,7 +55,11 @@ CASES = (
     Case(NotStored("", ""), NOT_STORED),
     Case(NotStored("", "", PREVIOUS_NOT_FOUND), "the response to continue is not stored"),
     Case(HTTPException(408), "the request was not received within `--body-timeout-s`"),
-    Case(rpc.Conflict(""), "another router has taken the request over, or a batch that has not ended needs the file"),
+    Case(
+        rpc.Conflict(""),
+        "another router has taken the request over, a batch that has not ended needs the file, a pin was deleted while "
+        "it was made, or a worker cannot carry out an order of the console",
+    ),
     Case(router.ResumeFailed(""), "the output was generated again and differs from what the client received"),
     Case(HTTPException(413), "the body is too large, or has too many parts"),
     Case(HTTPException(415), "the body is not declared as JSON, or has another `content-encoding` than gzip"),

@@ -10,8 +10,8 @@ RESPONSE: Mapping[str, str] = {
     "x-baton-kv-transport": "transport of the handover: `shared_memory`, `nixl`, `tcp`, on GPUs also `nccl` and "
     "`staged_...`; empty without a handover",
     "x-baton-cached-tokens": "prompt tokens that no worker had to compute",
-    "x-baton-stored-tokens": "those of the cached ones that came from [stores](../kv_stores.md), by store: "
-    "`host=256, disk=64`; absent if none did",
+    "x-baton-stored-tokens": "cached tokens that were fetched from [stores](../kv_stores.md), by store: "
+    "`host=256, disk=64`; absent without any",
     "x-baton-handed-over-tokens": "prompt tokens whose KV came from the prefill worker",
     "x-baton-mixed-quantization": "`FROM->TO` if workers with "
     "[other quantizations](../quantization.md#workers-with-different-quantizations) computed some of the KV",

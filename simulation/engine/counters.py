@@ -15,7 +15,7 @@ class EngineCounters:
     requests: int = 0  # accepted
     prefilled_tokens: int = 0  # prompt tokens computed
     generated_tokens: int = 0
-    received_tokens: int = 0  # whose KV was received from other engines
+    received_tokens: int = 0  # tokens with KV from other engines
     max_lag_s: float = 0.0  # largest delay of a step's end; beyond a few ms this process is too slow
 
     def add_steps(self, step_s: float, num_steps: int, num_prompt_tokens: int) -> None:

@@ -24,7 +24,7 @@ from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.grpc.mutations import damaged_bytes, damaged_json, json_values
 from tests.fuzz.small_checkpoint import DENSE, GENERATION, SPARSE, make_sharded, make_small
 from tests.marks import slow_case
-from tests.unit.engine.checkpoint.test_model_config import DEEPSEEK_V2, LLAMA, QWEN3_MOE
+from tests.unit.engine.checkpoint.small_configs import DEEPSEEK_V2, LLAMA, QWEN3_MOE
 
 NO_FILES = ["../model-1-of-2.safetensors", "/etc/passwd", "..", ".", "", "a\0b", "x" * 600, "\udc80", 5]
 PATIENCE_S = 20.0

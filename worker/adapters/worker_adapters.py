@@ -1,6 +1,6 @@
 """Loading and unloading of LoRA adapters on all ranks of a worker.
 
-1. The first rank gives the adapter a number. All ranks read its files, each on a thread of its own, while steps go on.
+1. The first rank gives the adapter a number. All ranks read its files, each on a separate thread, while steps go on.
 2. If all have read the same contents, the first rank's engine inserts the adapter between two steps. From then on
    requests may name it, and batches name it by its number. Otherwise all ranks drop it.
 3. After an unload, the engine drops the adapter when its last request has ended, and the other ranks then do too.

@@ -38,7 +38,7 @@ class BlockSaver:
     """A task that saves the pool's blocks in every tier, in the order of `UsedBlocks`.
 
     Blocks are neither held nor waited for: what the pool evicts before its turn, or while it is copied, is not saved.
-    A batch is in memory until all tiers have written it, but those that are late hold one each of their own.
+    A batch stays in memory until all tiers have written it. A late tier keeps its batch, and the others go on.
     """
 
     def __init__(

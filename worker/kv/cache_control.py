@@ -1,4 +1,4 @@
-"""The KVCache service: pinned prefixes of a worker, and the end of all that it has cached."""
+"""The KVCache service: pinned prefixes of a worker, and clearing of its caches."""
 
 import asyncio
 import math
@@ -112,7 +112,7 @@ class KVCacheService(worker_pb2_grpc.KVCacheServicer):
         )
 
     def _expire_in(self, delay_s: float) -> None:
-        """Have expired pins released after a delay, and then whenever one expires: their blocks may be awaited."""
+        """Release expired pins after a delay, and then whenever one expires: requests may wait for the blocks."""
         loop = asyncio.get_running_loop()
         if self._timer is None or loop.time() + delay_s < self._timer.when():
             if self._timer is not None:

@@ -17,7 +17,7 @@ class Tier:
     shared_name: str = ""  # equal for all workers that share the store
     counters: TierCounters = field(default_factory=TierCounters)
     speed: FetchSpeed = field(default_factory=FetchSpeed)
-    late: "set[asyncio.Future[Any]]" = field(default_factory=set)  # calls that nobody waits for any more
+    late: "set[asyncio.Future[Any]]" = field(default_factory=set)  # running calls whose callers have given up
 
     def note_use(self) -> None:
         """Record what the store holds. Blocks like a read of a file. Raises StoreUnavailable."""

@@ -1,10 +1,10 @@
-"""What it costs to fetch blocks from a store, as measured, against computing them."""
+"""Measured time to fetch blocks from a store, compared with the time to compute them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 GRACE_S = 0.02  # for any fetch, before it may be called slow
-UNKNOWN_S = 2.0  # for a fetch while nothing is known of the time to compute its blocks
+UNKNOWN_S = 2.0  # for a fetch while the time to compute its blocks has not been measured
 FIRST_SHARE = 0.1  # of the time to compute all blocks: for the first one to arrive
 WEIGHT = 0.3  # of the newest fetch in the means
 PROBE_S = 30.0  # after which a store that was too slow is tried again

@@ -46,7 +46,7 @@ class Lookup:
 
     def __init__(self, tiers: Sequence[Tier], hashes: Sequence[BlockHash]) -> None:
         self.found: list[Tier] = []  # the tier of each block, up to the first that none has
-        self.asked: Tier | None = None  # whose answer it waits for
+        self.asked: Tier | None = None  # store whose response it waits for
         self.is_given_up = False  # the next tier is not asked
         self._tiers = tiers
         self._hashes = hashes

@@ -51,7 +51,7 @@ class Answer:
             try:
                 yield from self._chunk(json.loads(data))
             except (ValueError, RecursionError, AttributeError, TypeError) as error:
-                raise ServerError(f"an event of the server is no completion: {data[:MAX_ERROR_CHARS]!r}") from error
+                raise ServerError(f"an event of the server is not a completion: {data[:MAX_ERROR_CHARS]!r}") from error
 
     def message(self) -> Message:
         """Return the message of the assistant."""

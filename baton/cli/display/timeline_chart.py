@@ -46,7 +46,7 @@ class ChartSpan:
         return float(value) if isinstance(value, int | float) else 0.0
 
     def mapping(self, name: str) -> Mapping[str, object]:
-        """Return a field with fields of its own."""
+        """Return a field that is a mapping; empty if it is missing."""
         value = self.fields.get(name)
         return value if isinstance(value, Mapping) else {}
 

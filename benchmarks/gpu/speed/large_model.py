@@ -55,7 +55,7 @@ class LargeModel:
     directory: Path
     dtype: torch.dtype
     num_product_weights: int  # of matrices used for every token
-    weight_bytes: int  # of these matrices, which a step reads at any batch size
+    weight_bytes: int  # bytes of the product weights, which a step reads at any batch size
     num_layers: int
     num_heads: int
     num_kv_heads: int

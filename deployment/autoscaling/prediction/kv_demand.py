@@ -19,7 +19,7 @@ class KVDemand:
     is the rate times the integral of h, and the variance the rate times the integral of h^2.
     """
 
-    tokens: float  # that a replica's sequences may hold; infinite if unknown
+    tokens: float  # capacity for a replica's sequences; infinite if unknown
     context: float  # mean tokens of a decoding sequence
     prompt_token_s: float  # a sequence's prompt tokens times the seconds until its first token
     largest: float  # integral of h^2 over integral of h, in tokens; dominated by the longest prompts

@@ -29,7 +29,7 @@ VERSION = 1  # of what is written out; increment when it changes
 ROPE_FREQS = "rope_freqs.weight"
 MAX_FREQS = 1 << 12
 MADE = re.compile(rf".+-[0-9a-f]{{16}}(?:{NO_TOKENIZER})?")  # names of the directories
-KEPT_S = 7 * 24 * 3600  # directories of files that are gone or changed, since they were last asked for
+KEPT_S = 7 * 24 * 3600  # since its last use, a directory whose files were deleted or changed
 NO_STATE = "/"  # in no directory's name
 
 
@@ -98,9 +98,9 @@ def _make(directory: Path, parts: list[Path], with_tokenizer: bool) -> None:
 
 
 def _remove_stale(root: Path) -> None:
-    """Remove the directories of files that are gone, or that have changed since, if none was asked for in a week.
+    """Remove directories whose GGUF files were deleted or changed, unless they were used within a week.
 
-    Until then a server may be using them, also one on another machine, which has the files in other places.
+    A server may still be using them, perhaps on another machine, where the files have other paths.
     """
     oldest = time.time() - KEPT_S
     for directory in root.iterdir():
@@ -113,7 +113,7 @@ def _remove_stale(root: Path) -> None:
 
 
 def _has_changed(link: Path) -> bool:
-    """Whether a link's file is gone or younger than the link; directories of other versions may have other names."""
+    """Return whether a link's file was deleted, or changed after the link was made."""
     try:
         return link.stat().st_mtime_ns > link.lstat().st_mtime_ns
     except FileNotFoundError:

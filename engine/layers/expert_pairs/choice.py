@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.engine.execution.kernel_trial import tried
 
 MOST_EXPERTS = 512  # 16 for each thread of a warp
-MOST_TOKENS = 32  # whose logits are computed here; a product's kernel is faster for more
+MOST_TOKENS = 32  # their logits are computed here; a product's kernel is faster for more tokens
 TRIAL_TOLERANCE = 1e-5
 
 

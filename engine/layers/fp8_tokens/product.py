@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.engine.execution.kernel_trial import tried
 from baton.engine.layers.fp8_tokens.quantise import E4M3, quantise_in_torch
 
-MOST_TOKENS = 8  # which tensor cores multiply at once; with more, torch is as fast
+MOST_TOKENS = 8  # tensor cores multiply these at once; with more, torch is as fast
 HOPPER = 9  # compute capability of the GPUs that the tiles are made for
 TRIAL_SHAPE = (272, 640)
 TRIAL_TOLERANCE = 2**-7  # of the result's largest element; a result is rounded to bfloat16 once

@@ -26,6 +26,7 @@ SETTINGS = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # no other node could take over requests
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50",  # otherwise Serve kills its starting proxy on a busy machine
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every node is at 127.0.0.1
+    "RAY_worker_niceness": "0",  # by default 15: on a busy machine workers would hardly run
 }
 
 

@@ -267,5 +267,5 @@ def test_server_sent_events_are_parsed(lines: list[str], data: list[str]) -> Non
 
 @pytest.mark.parametrize("data", ["<html>", "[" * 100_000])
 def test_an_event_without_json_is_an_error_of_the_server(data: str) -> None:
-    with pytest.raises(ServerError, match="an event of the server is no completion"):
+    with pytest.raises(ServerError, match="an event of the server is not a completion"):
         list(Answer({}, iter([data])).parts())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.router.app import GarbageCollector
+from baton.router.garbage import GarbageCollector
 
 
 class Cycle:
@@ -47,9 +47,9 @@ def test_a_collection_that_would_take_long_is_left_to_young_objects(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     generations: list[int] = []
-    monkeypatch.setattr("baton.router.app.gc.collect", lambda generation=2: generations.append(generation))
+    monkeypatch.setattr("baton.router.garbage.gc.collect", lambda generation=2: generations.append(generation))
     num_blocks = [1_000, 100_000_000, 100_000_000, 1_000]
-    monkeypatch.setattr("baton.router.app.sys.getallocatedblocks", lambda: num_blocks.pop(0))
+    monkeypatch.setattr("baton.router.garbage.sys.getallocatedblocks", lambda: num_blocks.pop(0))
     collector = GarbageCollector()
     assert gc.get_threshold()[2] > 1_000_000  # the interpreter itself does no full collection
     while num_blocks:
@@ -67,9 +67,9 @@ def test_the_time_of_a_full_collection_is_measured(monkeypatch: pytest.MonkeyPat
         generations.append(generation)
         now_s += 1.0 if generation == 2 else 0.0
 
-    monkeypatch.setattr("baton.router.app.gc.collect", collect)
-    monkeypatch.setattr("baton.router.app.time.thread_time", lambda: now_s)
-    monkeypatch.setattr("baton.router.app.sys.getallocatedblocks", lambda: 1_000_000)
+    monkeypatch.setattr("baton.router.garbage.gc.collect", collect)
+    monkeypatch.setattr("baton.router.garbage.time.thread_time", lambda: now_s)
+    monkeypatch.setattr("baton.router.garbage.sys.getallocatedblocks", lambda: 1_000_000)
     collector = GarbageCollector()
     collector.collect()
     collector.collect()

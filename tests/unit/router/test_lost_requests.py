@@ -11,7 +11,7 @@ import pytest
 from baton.protos import common_pb2, router_pb2, worker_pb2
 from baton.protos.router_pb2_grpc import InferenceStub
 from baton.protos.worker_pb2 import WORKER_ROLE_PREFILL
-from baton.router.dispatch.attempt import Losses
+from baton.router.dispatch.retries import Losses
 from baton.router.errors import RequestLost, WorkerLost
 from tests.unit.router.dispatch.embedding_worker import EmbeddingWorker
 from tests.unit.router.rigs.running_router import running_router

@@ -128,9 +128,9 @@ def test_the_store_in_host_memory_is_counted_once() -> None:
     need = memory_need(workers, MODEL)
     assert need.store_bytes == GIB
     need.check(HostMemory(GIB + 256 * MIB, False))
-    with pytest.raises(OptionError, match=r"beside 1\.0 GiB of kv_host_memory_bytes do not fit.*MiB each would"):
+    with pytest.raises(OptionError, match=r"next to 1\.0 GiB of kv_host_memory_bytes do not fit.*MiB each would"):
         need.check(HostMemory(GIB + 100 * MIB, False))
-    with pytest.raises(OptionError, match=r"^kv_host_memory_bytes: 1\.0 GiB do not fit beside"):
+    with pytest.raises(OptionError, match=r"^kv_host_memory_bytes: 1\.0 GiB do not fit next to"):
         need.check(HostMemory(GIB, False))
     plain, stored = (
         with_kv_memory(replace(worker(None), kv_host_memory_bytes=size), HostMemory(2 * GIB, False))

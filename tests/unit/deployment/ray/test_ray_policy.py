@@ -13,7 +13,7 @@ from baton.deployment.ray.serve_context import serve_conflicts
 from baton.membership.registry.factory import open_registry
 from baton.membership.registry.router_report import encode_report
 from tests.redis_server import redis_server
-from tests.unit.deployment.ray.test_ray_scaling import pools
+from tests.unit.deployment.ray.scaling_rig import pools
 from tests.unit.membership.registry.registry_members import reporting
 
 pytest.importorskip("ray.serve")

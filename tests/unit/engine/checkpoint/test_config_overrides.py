@@ -17,7 +17,7 @@ from baton.engine.kv.fingerprint import compatibility_fingerprint
 from baton.settings.values import parse_json
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
-from tests.unit.engine.checkpoint.test_model_config import DEEPSEEK_V2, LLAMA, write
+from tests.unit.engine.checkpoint.small_configs import DEEPSEEK_V2, LLAMA, write
 from tests.unit.engine.test_models import ATOL, oracle_logits, random_tokens
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}

@@ -13,7 +13,7 @@ from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.kv.dtype import STATE_ITEM_BYTES, default_kv_bytes, kv_bytes_per_token
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
-from tests.unit.engine.checkpoint.test_model_config import LLAMA, write
+from tests.unit.engine.checkpoint.small_configs import LLAMA, write
 
 QWEN3_NEXT = LLAMA | {
     "architectures": ["Qwen3NextForCausalLM"],

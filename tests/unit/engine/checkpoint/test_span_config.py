@@ -10,7 +10,7 @@ import torch
 from baton.engine.attention.span import AttentionSpan
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.layers.rotary import inverse_frequencies
-from tests.unit.engine.checkpoint.test_model_config import LLAMA, LLAMA4, write
+from tests.unit.engine.checkpoint.small_configs import LLAMA, LLAMA4, write
 
 WINDOW, USUAL, FULL = AttentionSpan(256), AttentionSpan(4096), AttentionSpan()
 

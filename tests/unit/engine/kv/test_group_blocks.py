@@ -62,7 +62,7 @@ class Rig:
             return
         self.num_hits += request.num_computed_tokens > 0
         if receives:
-            self.blocks.begin_fill(request)
+            self.blocks.fills.begin(request)
             self.receiving.append(request)
         else:
             self.running.append(request)
@@ -70,7 +70,7 @@ class Rig:
     def end_receive(self, request: Request) -> None:
         """End a receive with all of the KV, some of its full blocks if they were pulled, or none."""
         self.receiving.remove(request)
-        self.blocks.end_fill(request.request_id)
+        self.blocks.fills.end(request.request_id)
         self.running.append(request)
         if self.rng.random() < 0.6:
             first, end = request.num_computed_tokens // BLOCK_SIZE, request.num_tokens
@@ -242,8 +242,8 @@ def test_blocks_that_a_pull_does_not_bring_are_not_cached(kind: str) -> None:
     request = make_request(list(range(100)), receives_kv=True)
     assert blocks.take(request, 0, reads_cache=True)
     brought = groups.transfer_order(96).blocks(request.block_tables)
-    blocks.begin_fill(request)
-    blocks.end_fill(request.request_id)
+    blocks.fills.begin(request)
+    blocks.fills.end(request.request_id)
     blocks.receive(request, 96)
     hashes = hash_blocks(request.token_ids, BLOCK_SIZE)
     for length in range(1, len(hashes)):

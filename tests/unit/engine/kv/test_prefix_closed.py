@@ -38,7 +38,7 @@ class Rig:
         self.note(request)
         self.running.append(request)
         if self.rng.random() < 0.2:
-            self.blocks.begin_fill(request)
+            self.blocks.fills.begin(request)
             self.fills.append(request)
 
     def compute(self) -> None:
@@ -78,7 +78,7 @@ class Rig:
         elif choice < 0.85:
             self.end(self.rng.choice(self.running))
         elif choice < 0.9 and self.fills:
-            self.blocks.end_fill(self.fills.pop(self.rng.randrange(len(self.fills))).request_id)
+            self.blocks.fills.end(self.fills.pop(self.rng.randrange(len(self.fills))).request_id)
         elif choice < 0.95 and not self.pins:
             self.pin()
         elif self.pins:

@@ -46,7 +46,7 @@ class Rig:
         self.num_hits += request.num_computed_tokens > 0
         assert request.num_computed_tokens % BLOCK_SIZE == 0
         if request.receives_kv:
-            self.blocks.begin_fill(request)
+            self.blocks.fills.begin(request)
         (self.receiving if request.receives_kv else self.running).append(request)
 
     def compute(self, request: Request) -> None:
@@ -79,7 +79,7 @@ class Rig:
     def end_receive(self, request: Request) -> None:
         """End a receive with all of the prompt's blocks and its state, or with nothing new."""
         self.receiving.remove(request)
-        self.blocks.end_fill(request.request_id)
+        self.blocks.fills.end(request.request_id)
         self.running.append(request)
         if self.rng.random() < 0.6:
             end = request.num_tokens

@@ -116,7 +116,7 @@ def test_tensors(engine: Engine, adapter: Path) -> None:
     change_tensors(adapter, **{name: good})
     for other in ("self_attn.q_proj.lora_magnitude_vector", "self_attn.q_proj.lora_B.bias", "mlp.down_proj.weight"):
         change_tensors(adapter, **{f"{LAYER}.{other}": torch.ones(4, 4)})
-        assert f"{other}' is no LoRA matrix of a linear layer" in refusal(engine, adapter)
+        assert f"{other}' is not a LoRA matrix of a linear layer" in refusal(engine, adapter)
         change_tensors(adapter, **{f"{LAYER}.{other}": None})
     engine.adapters.load("a", adapter)
     engine.adapters.unload("a")

@@ -76,6 +76,28 @@ def test_images_are_parts_under_their_own_names() -> None:
     ]
 
 
+def test_images_of_results_follow_all_results_in_the_users_message() -> None:
+    shot = {"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}
+    page = {"type": "tool_result", "tool_use_id": "b", "content": [text("A page"), IMAGE]}
+    messages = [
+        *said(text("Look.")),
+        {"role": "assistant", "content": [call("a"), call("b")]},
+        *said(shot, page, text("Well?")),
+    ]
+    request = converted(messages=messages, tools=[tool()])
+    prompt = request.prompt(request.tool_use(), template_of(PLAIN))
+    shown = [(each["role"], each["content"]) for each in prompt.messages[-3:]]
+    assert shown == [
+        ("tool", "The image is in the next message."),
+        ("tool", "A page"),
+        ("user", [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "Well?"}]),
+    ]
+    assert [each.field for each in prompt.images] == [
+        "messages[2].content[0].content[0].source",
+        "messages[2].content[1].content[1].source",
+    ]
+
+
 def test_tools_are_shown_to_the_model() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     ignored = {
@@ -182,8 +204,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": said(text("a", b=1))}, f"{BLOCK}.b", UNKNOWN),
     ({"messages": said({**text("a"), "<text>": 1})}, f"{BLOCK}.<text>", UNKNOWN),
     ({"messages": said({"type": "tool_result"})}, f"{BLOCK}.tool_use_id", "Field required"),
-    ({"messages": said({"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]})}, f"{BLOCK}.content[0]",
-     "image blocks are not supported here, only text"),
+    ({"messages": said({"type": "tool_result", "tool_use_id": "x", "content": [call("x")]})}, f"{BLOCK}.content[0]",
+     "tool_use blocks are not supported here, only text, image"),
     ({"messages": said({**call("x"), "input": "{}"})}, f"{BLOCK}.input", "valid dictionary"),
     ({"messages": said({f"x{number}": 1 for number in range(300)} | text("a"))}, BLOCK, "has 302 fields"),
     ({"system": [IMAGE]}, "system[0]", "image blocks are not supported here, only text"),

@@ -1,6 +1,6 @@
 """Retries of refused requests are limited to a share of all requests."""
 
-from baton.router.dispatch.attempt import MAX_SAVED_RETRIES, RETRY_SHARE, RetryBudget
+from baton.router.dispatch.retries import MAX_SAVED_RETRIES, RETRY_SHARE, RetryBudget
 
 
 def num_taken(budget: RetryBudget, num_tries: int) -> int:

@@ -355,5 +355,7 @@ async def test_the_paths_are_described() -> None:
         ]
         for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{name}", "/v2/models/{name}/ready"):
             assert "get" in paths[path]
+        index = paths["/v2/repository/index"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert index["type"] == "array"
         identities = [operation["operationId"] for each in paths.values() for operation in each.values()]
         assert len(identities) == len(set(identities))
