@@ -17,6 +17,7 @@ from tests.checkpoints import make_checkpoint
 from tests.draft_checkpoints import copy_of, with_config, with_noise, with_vocabulary
 from tests.marks import slow_except
 from tests.unit.engine.grammar_rig import byte_tokenizer
+from tests.unit.engine.group_rig import Ranks
 from tests.unit.engine.speculation.draft_rig import (
     acceptance,
     draft_freely,
@@ -28,6 +29,7 @@ from tests.unit.engine.speculation.draft_rig import (
 from tests.unit.engine.speculation.speculation_rig import assert_equal, copies, engine_of, run
 from tests.unit.engine.speculation.test_speculative_outputs import VOCAB, random_request
 from tests.unit.engine.tensor_rig import TensorRig
+from tests.unit.engine.test_async_scheduling import Clients
 
 LONGEST = 112  # tokens
 SCARCE = 390_000  # bytes of KV
@@ -143,6 +145,47 @@ def test_rank_0_of_a_tensor_parallel_group_has_the_draft_model(model: Path, draf
         assert rig.follower(1).pool.shape[0] == rig.engine.pool.shape[0]
     finally:
         rig.close()
+
+
+@pytest.mark.slow
+def test_expert_parallel_ranks_have_a_draft_model_each(drafts: dict[str, Path], tmp_path: Path) -> None:
+    model = make_checkpoint("mixtral", tmp_path / "model")
+    names = ["rank-0", "rank-1"]
+    waves = {
+        name: [
+            Request(RequestId(name + each.request_id), each.token_ids, each.num_prompt_tokens, each.sampling)
+            for each in requests_of(place, 4)
+        ]
+        for place, name in enumerate(names)
+    }
+    expected = {name: run(engine_of(model, False), copies(requests)) for name, requests in waves.items()}
+    options = {"block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8}
+    group = Ranks(model, names, speculative_config=option(drafts["similar"]), dtype="float32", **options)
+    try:
+        for name, requests in waves.items():
+            group[name].call(draft_freely).result()
+            group[name].add(*requests)
+        outputs = group.wait_for_all()
+        for name in names:
+            for request_id, outcome in expected[name].items():
+                assert [token.token_id for token in outputs[RequestId(request_id)]] == outcome.token_ids
+            assert group[name].engine.stats().speculation.num_draft_tokens > 0
+    finally:
+        group.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quality", ["same", "garbage"])
+def test_steps_are_launched_ahead_where_drafts_do_not_pay(model: Path, drafts: dict[str, Path], quality: str) -> None:
+    """At measured prices. On a CPU a step is computed when it is launched, but its results come as late as on a GPU."""
+    sampling = SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True)
+    requests = [Request(RequestId(str(n)), [5, 6, 7 + n], 3, replace(sampling, seed=n)) for n in range(6)]
+    expected = run(engine_of(model, False), copies(requests))
+    options = {"async_scheduling": True, "speculative_config": option(drafts[quality])}
+    clients = Clients(engine_of(model, False, **options), requests)
+    clients.run(at_once=4)
+    assert clients.tokens == {name: outcome.token_ids for name, outcome in expected.items()}
+    assert clients.num_launched_ahead > 5
 
 
 def test_aborted_requests_leave_nothing(model: Path, drafts: dict[str, Path]) -> None:
