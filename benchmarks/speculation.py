@@ -1,6 +1,9 @@
-"""Speculative decoding by prompt lookup, compared with plain decoding.
+"""Speculative decoding by prompt lookup, or with a draft model, compared with plain decoding.
 
     python -m benchmarks.speculation [--model DIRECTORY] [--batches 1,4,16] [--repeats N] [--json FILE]
+    python -m benchmarks.speculation --draft-layers 1
+
+The second one drafts with a copy of the model's first layers.
 
 Two engines with the same model, one of them with drafts, in one process. A wave is a number of requests that start at
 once and generate equally many tokens; the waves of both engines are interleaved, and each pair must have the same
@@ -13,13 +16,15 @@ tokens.
 The output rate is that of the whole wave, its prefill included. Accepted are drafted tokens that were right.
 """
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -27,6 +32,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.settings.values import JsonText, parse_json
+from benchmarks.first_layers import with_first_layers
 from benchmarks.report import Report
 from benchmarks.waves import Runner, Wave
 
@@ -123,6 +129,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--num-tokens", default=256, show_default=True, help="Output tokens of a request.")
 @click.option("--repeats", default=5, show_default=True, help="Measured waves of each row.")
 @click.option("--config", "options", default=NGRAM, show_default=True, help="Value of speculative_config.")
+@click.option("--draft-layers", type=int, help="Layers of a draft model: the model's first. Default: --config.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 def main(
     model: Path,
@@ -132,6 +139,7 @@ def main(
     num_tokens: int,
     repeats: int,
     options: str,
+    draft_layers: int | None,
     json_file: Path | None,
 ) -> None:
     """Measure speculative decoding."""
@@ -146,8 +154,13 @@ def main(
             speculative_config=speculation,
         )
 
-    report = Report(f"Drafts of {options}, {num_tokens} tokens a request, {model.name}", COLUMNS)
-    with both(config, options) as (plain, drafted):
+    drafts = options if draft_layers is None else f"the first {draft_layers} layers"
+    report = Report(f"Drafts of {drafts}, {num_tokens} tokens a request, {model.name}", COLUMNS)
+    with TemporaryDirectory() as directory, ExitStack() as stack:
+        if draft_layers is not None:
+            draft = with_first_layers(model, Path(directory) / "draft", draft_layers)
+            options = json.dumps({"method": "draft_model", "model": str(draft)})
+        plain, drafted = stack.enter_context(both(config, options))
         measure(plain, drafted, batches, repeats, num_tokens, report)
     report.show()
     if json_file is not None:

@@ -32,8 +32,8 @@ from baton.engine.scheduling.schedule import Received, Schedule, ScheduledReques
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_clock import StepClock
 from baton.engine.scheduling.step_rates import StepWork
+from baton.engine.speculation.factory import speculator_of
 from baton.engine.speculation.figures import SpeculationCounters
-from baton.engine.speculation.speculator import speculator_of
 from baton.engine.vision.step_images import StepImages
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ class Engine:
         )
         self._clock = StepClock()
         self.speculator = speculator_of(
-            config, self.blocks, self.finish_rule, self._clock.rates_for_drafts, self.grammars.may_draft,
+            config, loaded.draft_model, vocab_size, self.blocks, self.finish_rule,
+            self._clock.rates_for_drafts, self.grammars.may_draft,
             lambda: group.ranks.num_tokens_elsewhere if group is not None else 0,
         )  # fmt: skip
         self.adapters = AdapterRegistry(config.lora, loaded.adapted)

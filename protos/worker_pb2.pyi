@@ -664,6 +664,7 @@ class WorkerLoad(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     ADAPTER_LOAD_S_FIELD_NUMBER: _builtins.int
     RESIDENT_ADAPTERS_FIELD_NUMBER: _builtins.int
+    DRAFTING_S_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -742,6 +743,8 @@ class WorkerLoad(_message.Message):
     """those of them that were found"""
     adapter_load_s: _builtins.float
     """recent seconds of loading an adapter into a slot; 0: not known yet"""
+    drafting_s: _builtins.float
+    """seconds that the draft model has taken since the start"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport in use and why, by KVPool.incarnation of the peer"""
@@ -801,10 +804,11 @@ class WorkerLoad(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         adapter_load_s: _builtins.float = ...,
         resident_adapters: _abc.Iterable[_builtins.str] | None = ...,
+        drafting_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "adapter_load_s", b"adapter_load_s", "checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "resident_adapters", b"resident_adapters", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "adapter_load_s", b"adapter_load_s", "checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "drafting_s", b"drafting_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "resident_adapters", b"resident_adapters", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

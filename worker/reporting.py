@@ -135,6 +135,7 @@ def load_report(
         num_drafts=stats.speculation.num_drafts,
         num_draft_tokens=stats.speculation.num_draft_tokens,
         accepted_by_position=stats.speculation.accepted_by_position,
+        drafting_s=stats.speculation.drafting_s,
         num_pins=stats.pins.num_pins,
         num_pinned_blocks=stats.pins.num_blocks,
         num_dropped_pins=stats.pins.num_dropped,

@@ -13,6 +13,7 @@ import rich_click as click
 from baton.cli.display.serve_banner import Banner
 from baton.cli.display.serve_progress import open_display
 from baton.cli.options.detach import DetachableCommand, Detachment, detach, detach_flags, with_logs
+from baton.cli.options.draft_source import with_draft_directories
 from baton.cli.options.model_argument import model_argument
 from baton.cli.options.model_source import find_checkpoint, servable
 from baton.cli.options.panels import option_panels
@@ -97,6 +98,7 @@ def command(
     if detachment.is_wanted:
         detach(detachment, settings.cluster)
         return
+    settings = replace(settings, engine=with_draft_directories(settings.engine))
     with (
         detachment.recorded(settings.cluster) as report.record,
         TemporaryDirectory(prefix="baton-sockets-", dir=socket_parent(), ignore_cleanup_errors=True) as sockets,

@@ -19,6 +19,7 @@ import click
 
 from baton.cli.display.serve_banner import Banner
 from baton.cli.display.serve_progress import LineDisplay, ServeConsole
+from baton.cli.options.draft_source import with_draft_directories
 from baton.cli.options.model_source import find_checkpoint, servable
 from baton.deployment.local.cluster_plan import ClusterPlan, check_resources, plan_cluster
 from baton.deployment.local.machine import this_machine
@@ -99,6 +100,8 @@ def plan_serving(
     settings: RaySettings, address: str | None, log_dir: Path, log_level: str, gpus: VisibleGpus
 ) -> RayServing:
     """Plan the cluster. Raises OptionError, or ClickException if the model or the port cannot be used."""
+    engines = with_draft_directories(settings.cluster.engine)
+    settings = replace(settings, cluster=replace(settings.cluster, engine=engines))
     cluster = settings.cluster.cluster.with_workers({role: settings.num_replicas(role) for role in ROLES})
     checkpoint = find_checkpoint(cluster, settings.cluster.engine["decode"])
     try:

@@ -25,6 +25,7 @@ from baton.engine.lora.adaptable import check_adaptable
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
+from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
 
 FINGERPRINT_DIGITS = 15  # hex digits of a fingerprint that ranks compare: as many as an int64 holds
 
@@ -39,6 +40,7 @@ class LoadPlan:
     num_parts: int  # shards of a block of the whole model
     layout: KVCacheLayout
     groups: KVGroups
+    draft: DraftCheckpoint | None  # None: there is no draft model
 
     @classmethod
     def of(cls, config: EngineConfig, whole: ModelConfig, shard: TensorShard, *, is_expert_parallel: bool) -> Self:
@@ -52,7 +54,8 @@ class LoadPlan:
             layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype, groups)
         except ValueError as error:
             raise UnsupportedModel(f"kv_shards: {error}") from error
-        return cls(config, whole, shard, num_parts, layout, groups.with_states(config, whole, layout.block_bytes))
+        groups = groups.with_states(config, whole, layout.block_bytes)
+        return cls(config, whole, shard, num_parts, layout, groups, DraftCheckpoint.of(config, whole))
 
     def fingerprint(self, weights_revision: str) -> str:
         """Return the fingerprint of the KV that the model computes with these weights."""
@@ -88,7 +91,7 @@ class LoadPlan:
         if kv_bytes is not None:
             if not config.is_on_cpu:
                 check_fits(kv_bytes, torch.device(config.device))
-            return PoolSize.in_bytes(kv_bytes, config, self.whole, self.layout, self.groups), False
+            return self._size_in(kv_bytes), False
         if group is not None:
             raise EngineError(
                 "expert_parallel on GPUs needs kv_cache_memory_bytes: the memory left for KV is not measured there"
@@ -116,7 +119,11 @@ class LoadPlan:
                 f"the weights, the largest step and other processes leave no memory of {config.device} for KV: raise "
                 f"gpu_memory_utilization ({config.gpu_memory_utilization}) or lower max_num_batched_tokens"
             )
-        return PoolSize.in_bytes(kv_bytes, config, self.whole, self.layout, self.groups)
+        return self._size_in(kv_bytes)
+
+    def _size_in(self, kv_bytes: int) -> PoolSize:
+        draft_block_bytes = self.draft.block_bytes if self.draft is not None else 0
+        return PoolSize.in_bytes(kv_bytes, self.config, self.whole, self.layout, self.groups, draft_block_bytes)
 
     @property
     def _num_columns(self) -> int:

@@ -29,6 +29,7 @@ from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.pooling.config import PoolingConfig
+from baton.engine.speculation.draft_model import DraftModel, DraftWeights
 from baton.engine.vision.encoder import VisionEncoder
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class LoadedModel:
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
     vision: VisionEncoder | None = None  # None: the model takes no images
     adapted: AdaptedLinears | None = None  # None: adapters are not enabled
+    draft_model: DraftModel | None = None  # None: there is none, or rank 0 has it
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -122,6 +124,7 @@ def _load(
         plan.groups,
         config.lora,
     )
+    draft = DraftWeights.load(plan.draft, device) if plan.draft is not None and plan.shard.rank == 0 else None
     records = may_record and can_be_recorded(model)
     if is_measured:
         size = plan.measured_size(model, size.max_model_len, tensor, records=records)
@@ -147,6 +150,7 @@ def _load(
         generates=model.has_head,
         vision=model.vision,
         adapted=model.adapted,
+        draft_model=None if draft is None else draft.with_blocks(size.num_blocks, plan.whole.eos_token_ids),
     )
 
 

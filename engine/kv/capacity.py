@@ -23,9 +23,15 @@ class PoolSize:
 
     @classmethod
     def in_bytes(
-        cls, kv_bytes: int, config: EngineConfig, model: ModelConfig, layout: KVCacheLayout, groups: KVGroups
+        cls,
+        kv_bytes: int,
+        config: EngineConfig,
+        model: ModelConfig,
+        layout: KVCacheLayout,
+        groups: KVGroups,
+        draft_block_bytes: int = 0,
     ) -> "PoolSize":
-        """Return the size of a pool of `kv_bytes` bytes.
+        """Return the size of a pool of `kv_bytes` bytes, of which a draft model's pool with as many blocks is a part.
 
         Raises EngineError if that is less than two blocks, or too little for the configured max_model_len. A request
         needs a block of each group for the same tokens: those behind a window are given back only once the tokens
@@ -33,7 +39,7 @@ class PoolSize:
         state that the step writes.
         """
         num_states = 2 * groups.num_state_blocks
-        num_blocks = num_blocks_in(kv_bytes, layout, groups.num_groups + num_states)
+        num_blocks = num_blocks_in(kv_bytes, layout, groups.num_groups + num_states, draft_block_bytes)
         num_places = (num_blocks - 1 - num_states) // groups.num_groups
         return cls(num_blocks, context_length(config, model, num_places, kv_bytes))
 
@@ -45,16 +51,17 @@ def configured_kv_bytes(config: EngineConfig) -> int | None:
     return config.kv_cache_memory_bytes
 
 
-def num_blocks_in(kv_bytes: int, layout: KVCacheLayout, num_needed: int = 1) -> int:
-    """Return how many blocks fit into `kv_bytes` bytes.
+def num_blocks_in(kv_bytes: int, layout: KVCacheLayout, num_needed: int = 1, draft_block_bytes: int = 0) -> int:
+    """Return how many blocks fit into `kv_bytes` bytes, each together with a block of a draft model, if there is one.
 
     Raises EngineError if there are not one for padding and `num_needed` more, which the shortest request takes.
     """
-    num_blocks, least = kv_bytes // layout.block_bytes, 1 + num_needed
+    block_bytes = layout.block_bytes + draft_block_bytes
+    num_blocks, least = kv_bytes // block_bytes, 1 + num_needed
     if num_blocks < least:
         raise EngineError(
             f"kv_cache_memory_bytes is {kv_bytes}, but must be at least "
-            f"{least * layout.block_bytes}: {least} blocks of {layout.block_bytes} bytes"
+            f"{least * block_bytes}: {least} blocks of {block_bytes} bytes"
         )
     return num_blocks
 

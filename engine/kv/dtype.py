@@ -64,15 +64,20 @@ FREE_MEMORY_SHARE = 1 / 8  # for the KV pools of all workers together
 MIN_BYTES, MAX_BYTES = 128 << 20, 4 << 30  # per worker
 
 
-def default_kv_bytes(free_bytes: int, num_workers: int, model: ModelConfig, engine: EngineConfig) -> int:
-    """Return a worker's share of the free memory, capped at what a full batch of the longest requests needs."""
+def default_kv_bytes(
+    free_bytes: int, num_workers: int, model: ModelConfig, engine: EngineConfig, draft_token_bytes: int = 0
+) -> int:
+    """Return a worker's share of the free memory, capped at what a full batch of the longest requests needs.
+
+    draft_token_bytes: of a draft model's KV of one token.
+    """
     share_bytes = min(max(int(free_bytes * FREE_MEMORY_SHARE) // num_workers, MIN_BYTES), MAX_BYTES)
     max_tokens = engine.batch_seqs * min(engine.max_model_len or model.default_model_len, model.max_model_len)
     if not model.kv_layers:
         return share_bytes  # blocks of tokens take memory all the same
     net = model.recurrent
     state_bytes = STATE_ITEM_BYTES * len(net.layers) * net.state_size if net is not None else 0
-    needed_bytes = max_tokens * kv_bytes_per_token(model, engine.kv_cache_dtype)
+    needed_bytes = max_tokens * (kv_bytes_per_token(model, engine.kv_cache_dtype) + draft_token_bytes)
     needed_bytes += 2 * engine.batch_seqs * state_bytes  # a live state each, and a checkpoint
     return min(share_bytes, max(needed_bytes, MIN_BYTES))
 

@@ -66,6 +66,6 @@ class StepClock:
             if work.num_sequences:
                 self._num_plain, self._num_drafted = self._num_plain + 1, 0
         elif speculator is not None and not work.num_prompt_tokens:
-            between_s = max(started_at_s - self._collected_at_s, 0.0)
+            between_s = max(started_at_s - self._collected_at_s - speculator.drafter_s, 0.0)
             added_s = between_s if looks_ahead and between_s < self.mean_s else 0.0  # otherwise there was no work
             speculator.note_step(work.num_sequences, num_drafted, step_s + added_s)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from baton.settings.values import JsonText, OptionError, parsed_json, shown
 
 OPTION = "speculative_config"
-METHODS = ("ngram",)
+NGRAM, DRAFT_MODEL = "ngram", "draft_model"
+METHODS = (NGRAM, DRAFT_MODEL)
 MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP = 64
 
@@ -19,6 +20,7 @@ class SpeculationConfig:
     num_speculative_tokens: int = 5  # most drafted tokens of a request and step
     prompt_lookup_min: int = 2  # shortest suffix that is looked up in the earlier tokens
     prompt_lookup_max: int = 5  # longest one
+    model: str | None = None  # directory of the draft model
 
     @classmethod
     def parse(cls, text: JsonText | None) -> "SpeculationConfig | None":
@@ -29,16 +31,27 @@ class SpeculationConfig:
         known = [each.name for each in fields(cls)]
         if unknown := sorted(set(found) - set(known)):
             raise OptionError(f"{OPTION}: {shown(unknown[0])} is unknown; the keys are {', '.join(known)}")
-        method = found.get("method")
+        method = found.get("method", DRAFT_MODEL if "model" in found else None)
         if method not in METHODS:
             problem = "method is missing" if method is None else f"method {shown(method)} is unknown"
             raise OptionError(f"{OPTION}: {problem}; the methods are {', '.join(METHODS)}")
+        if foreign := next((key for key in OF_OTHERS[str(method)] if key in found), None):
+            raise OptionError(f"{OPTION}: {foreign} has no effect on the method {method}; remove it")
         shortest, longest = _lookup(found)
         count = _number(found, "num_speculative_tokens", DEFAULTS.num_speculative_tokens, MAX_DRAFT_TOKENS)
-        return cls(str(method), count, shortest, longest)
+        return cls(str(method), count, shortest, longest, _model(found) if method == DRAFT_MODEL else None)
 
 
-DEFAULTS = SpeculationConfig(METHODS[0])
+DEFAULTS = SpeculationConfig(NGRAM)
+OF_OTHERS = {NGRAM: ("model",), DRAFT_MODEL: ("prompt_lookup_min", "prompt_lookup_max")}
+
+
+def _model(found: Mapping[str, object]) -> str:
+    model = found.get("model")
+    if not isinstance(model, str) or not model:
+        problem = f"is {shown(model)}, but" if "model" in found else "is missing: it"
+        raise OptionError(f"{OPTION}: model {problem} must be the directory of a draft model")
+    return model
 
 
 def _lookup(found: Mapping[str, object]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Counters of speculative decoding."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True)
@@ -10,6 +10,7 @@ class SpeculationCounters:
     num_drafts: int = 0  # drafts that were verified, each of one or more tokens
     num_draft_tokens: int = 0
     accepted_by_position: list[int] = field(default_factory=list)  # accepted tokens by their place in the draft
+    drafting_s: float = 0.0  # time of the draft model; 0 for drafts that are looked up
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -27,4 +28,4 @@ class SpeculationCounters:
 
     def copy(self) -> "SpeculationCounters":
         """Return a copy that later drafts do not change."""
-        return SpeculationCounters(self.num_drafts, self.num_draft_tokens, list(self.accepted_by_position))
+        return replace(self, accepted_by_position=list(self.accepted_by_position))

@@ -67,8 +67,8 @@ class SuffixIndex:
         return found
 
 
-class NGramDrafter:
-    """Drafter that continues a request as its last tokens were continued earlier in its prompt or output."""
+class NGramLookup:
+    """Lookup that continues a request as its last tokens were continued earlier in its prompt or output."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         """Look up the longest suffix of `shortest` to `longest` tokens that occurs earlier."""
@@ -81,7 +81,7 @@ class NGramDrafter:
         self._num_left = TOKENS_PER_STEP
 
     def propose(self, request: Request, limit: int) -> list[int]:
-        """Return at most `limit` tokens that may follow the known ones; see `Drafter`."""
+        """Return at most `limit` tokens that may follow the known ones; see `Lookup`."""
         index = self._indexes.get(request)
         if index is None:
             index = self._indexes[request] = SuffixIndex(self._shortest, self._longest)

@@ -19,7 +19,7 @@ class ProbeBudget:
 
     def affordable(self, num_due: int, cost: StepCost) -> int:
         """Return how many of `num_due` requests may have a probe of one token in the next step."""
-        left_s = self._saved_s - cost.drafting_s
+        left_s = self._saved_s - cost.drafting_s - cost.pass_s
         if left_s <= 0:
             return 0
         return num_due if num_due * cost.draft_s <= left_s else int(left_s / cost.draft_s)
@@ -27,4 +27,4 @@ class ProbeBudget:
     def spend(self, num_probes: int, cost: StepCost) -> None:
         """Note a step with probes."""
         if num_probes:
-            self._saved_s -= cost.drafting_s + num_probes * cost.draft_s
+            self._saved_s -= cost.drafting_s + cost.pass_s + num_probes * cost.draft_s

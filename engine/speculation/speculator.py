@@ -9,42 +9,20 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from weakref import WeakKeyDictionary
 
-from baton.engine.config import EngineConfig
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.request import FinishRule, Request
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.scheduling.step_rates import StepRates
 from baton.engine.speculation.acceptance import Acceptance
 from baton.engine.speculation.base import Drafter
-from baton.engine.speculation.config import SpeculationConfig
 from baton.engine.speculation.draft_costs import DraftCosts
+from baton.engine.speculation.draft_plan import DraftPlan, Prices, Proposal
 from baton.engine.speculation.figures import SpeculationCounters
-from baton.engine.speculation.ngram import NGramDrafter
-from baton.engine.speculation.price import Candidate, StepCost, draft_lengths
+from baton.engine.speculation.preparation_budget import PreparationBudget
 from baton.engine.speculation.probe_budget import ProbeBudget
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Tokens that a drafter proposes for a request of a step."""
-
-    place: int  # of the request among those of the step
-    token_ids: Sequence[int]
-    acceptance: Acceptance
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """The proposals for a step, and how many tokens of each to verify."""
-
-    proposals: Sequence[Proposal]
-    lengths: Sequence[int]
-    num_probes: int
-    cost: StepCost
 
 
 class Speculator:
@@ -59,11 +37,14 @@ class Speculator:
         rates: Callable[[], StepRates],
         may_draft: Callable[[Request], bool] = lambda _: True,
         num_elsewhere: Callable[[], int] = lambda: 0,
+        acceptance: Acceptance | None = None,
     ) -> None:
         """max_tokens: of a draft. rates: returns those of steps without drafts. may_draft: whether the grammar of a
         request, if it has one, can mask drafted tokens. num_elsewhere: tokens of other ranks that take part in a step.
+        acceptance: of the drafts of all requests, with which others begin; None: they have nothing in common.
         """
         self.counters = SpeculationCounters()
+        self.drafter_s = 0.0  # time that the drafter took before the last step
         self._max_tokens = max_tokens
         self._drafter = drafter
         self._blocks = blocks
@@ -73,21 +54,28 @@ class Speculator:
         self._num_elsewhere = num_elsewhere
         self._costs = DraftCosts()
         self._probes = ProbeBudget()
+        self._preparations = PreparationBudget()
+        self._of_all = acceptance
         self._acceptances: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
+        self._drafting_s = 0.0  # the part of it for the drafts of that step
+        self._num_accepted = 0  # drafted tokens of that step
         # First drafted tokens for which the next step was held up, and their places.
         self._guesses: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
 
     def add_drafts(self, items: list[ScheduledRequest], most: int) -> None:
         """Extend requests of a step by drafts, `most` tokens in all, in place."""
         self._check_guesses()
+        self._num_accepted = 0
         num_sequences = sum(item.samples for item in items)
         decodes = {place: item.request for place, item in enumerate(items) if item.samples and item.num_new_tokens == 1}
         plan = self._plan(decodes, num_sequences, most)
         self._note_plan(plan)
+        drafts = self._draft(plan)
         for proposal, length in zip(plan.proposals, plan.lengths, strict=True):
-            item = items[proposal.place]
-            if length and self._blocks.grow(item.request, num_unknown=length):
-                items[proposal.place] = item.with_drafts(proposal.token_ids[:length])
+            request = proposal.request
+            draft = list(self._without_end(request, drafts.get(request, ())[:length]))
+            if draft and self._blocks.grow(request, num_unknown=len(draft)):
+                items[proposal.place] = items[proposal.place].with_drafts(draft)
 
     def holds_up(self, in_flight: Sequence[ScheduledRequest]) -> bool:
         """Return whether the next step must not be launched before the tokens of the one in flight are known.
@@ -98,12 +86,12 @@ class Speculator:
             return True
         requests = {place: item.request for place, item in enumerate(in_flight)}
         plan = self._plan(requests, len(requests), self._max_tokens)
-        if any(plan.lengths):
+        prepares = plan.unready and self._preparations.left_s > plan.cost.plain_s
+        if any(plan.lengths) or prepares:
             self._probes.spend(plan.num_probes, plan.cost)
             for proposal, length in zip(plan.proposals, plan.lengths, strict=True):
-                if length:
-                    request = requests[proposal.place]
-                    self._guesses[request] = request.num_tokens, proposal.token_ids[0]
+                if length and (first := proposal.offer.first_token) is not None:
+                    self._guesses[proposal.request] = proposal.request.num_tokens, first
             return True
         self._note_plan(plan)  # otherwise `add_drafts` does
         return False
@@ -117,14 +105,36 @@ class Speculator:
         self._blocks.trim(item.request)
         if num_accepted is None:
             return
+        self._num_accepted += num_accepted
         self.counters.note(len(item.drafts), num_accepted)
         if (acceptance := self._acceptances.get(item.request)) is not None:
             acceptance.note(len(item.drafts), num_accepted)
+        if self._of_all is not None:
+            self._of_all.note(len(item.drafts), num_accepted)
 
     def note_step(self, num_sequences: int, num_drafted: int, step_s: float) -> None:
-        """Note the time of a step that had no work but sequences that decode, with `num_drafted` drafted tokens."""
-        rates = self._rates()
-        self._costs.add(num_drafted, step_s, _plain_s(rates, num_sequences))
+        """Note the time of a step that had no work but sequences that decode, with `num_drafted` drafted tokens.
+
+        step_s: without the drafter's time.
+        """
+        plain_s = _plain_s(self._rates(), num_sequences)
+        self._costs.add(num_drafted, step_s, plain_s)
+        if plain_s > 0:
+            gain = self._num_accepted / num_sequences
+            self._preparations.add((1 + gain) * plain_s - step_s - self._drafting_s)
+
+    def _draft(self, plan: DraftPlan) -> dict[Request, Sequence[int]]:
+        """Return the drafted tokens of the requests for which a plan wants any, and prepare others."""
+        wanted = {each.request: count for each, count in zip(plan.proposals, plan.lengths, strict=True) if count}
+        wanted |= {each.request: each.offer.num_tokens for each in plan.unready}
+        self.drafter_s = self._drafting_s = 0.0
+        if not wanted:
+            return {}
+        drafted = self._drafter.draft(wanted, self._preparations.left_s)
+        self._preparations.spend(drafted.preparation_s)
+        self._drafting_s, self.drafter_s = drafted.drafting_s, drafted.drafting_s + drafted.preparation_s
+        self.counters.drafting_s += self.drafter_s
+        return dict(drafted.token_ids)
 
     def _check_guesses(self) -> None:
         """Note which guesses were right. If one was wrong, its request may have no proposal now; but it cost time."""
@@ -138,63 +148,52 @@ class Speculator:
         self._drafter.begin_step()
         proposals = [found for place, request in requests.items() if (found := self._propose(place, request))]
         if not proposals:
-            return DraftPlan((), (), 0, StepCost(0.0, 0.0, 0.0))
+            return DraftPlan()
         rates = self._rates()
-        cost = self._costs.of(_plain_s(rates, num_sequences), rates.decode_sequence_s)
-        due = [place for place, each in enumerate(proposals) if each.acceptance.is_probe_due]
-        probed = due[: self._probes.affordable(len(due), cost)]
-        candidates = [
-            Candidate(len(each.token_ids), each.acceptance.rate, int(place in probed))
-            for place, each in enumerate(proposals)
-        ]
-        num_delayed = num_sequences + self._num_elsewhere()
-        lengths = draft_lengths(candidates, num_delayed, cost, min(most, self._costs.most_drafts))
-        return DraftPlan(proposals, lengths, len(probed), cost)
+        prices = Prices(
+            self._costs.of(_plain_s(rates, num_sequences), rates.decode_sequence_s),
+            self._drafter.pass_s,
+            num_sequences + self._num_elsewhere(),
+            min(most, self._costs.most_drafts),
+        )
+        is_trial_due = self._of_all is not None and self._of_all.is_probe_due
+        return DraftPlan.of(proposals, prices, self._probes, is_trial_due=is_trial_due)
 
     def _note_plan(self, plan: DraftPlan) -> None:
         """Note the proposals that a step leaves out, and the time that it takes for probes."""
-        if not plan.proposals:
+        if not (plan.proposals or plan.num_waiting):
             return
+        self._preparations.earn(plan.cost)
         self._probes.earn(plan.cost)
         self._probes.spend(plan.num_probes, plan.cost)
-        for each, length in zip(plan.proposals, plan.lengths, strict=True):
-            if not length:
-                each.acceptance.leave_out()
+        for acceptance in plan.left_out:
+            acceptance.leave_out()
         if not any(plan.lengths):
             self._costs.leave_out()
+            if self._of_all is not None:
+                self._of_all.leave_out()
 
     def _propose(self, place: int, request: Request) -> Proposal | None:
         """Return the proposal for a request; None if there is none.
 
         Drafted tokens are not the last of an output, so that the request ends with a token that is sampled.
         """
-        limit = min(self._max_tokens, self._finish_rule.num_left(request) - 1)
+        num_left = self._finish_rule.num_left(request) - 1
+        limit = min(self._max_tokens, num_left)
         if limit <= 0 or request.keep_blocks or not self._may_draft(request):  # a peer may read all of kept blocks
             return None
-        proposed = self._drafter.propose(request, limit)
-        token_ids = list(takewhile(lambda token_id: not self._finish_rule.is_end(request, token_id), proposed))
-        if not token_ids:
+        offer = self._drafter.offer(request, limit)
+        if offer is None or (offer.first_token is not None and self._finish_rule.is_end(request, offer.first_token)):
             return None
         acceptance = self._acceptances.get(request)
         if acceptance is None:
-            acceptance = self._acceptances[request] = Acceptance()
-        return Proposal(place, token_ids, acceptance)
+            acceptance = Acceptance() if self._of_all is None else self._of_all.of_another()
+            self._acceptances[request] = acceptance
+        return Proposal(place, request, offer, acceptance, num_left)
 
-
-def speculator_of(
-    config: EngineConfig,
-    blocks: BlockManager,
-    finish_rule: FinishRule,
-    rates: Callable[[], StepRates],
-    may_draft: Callable[[Request], bool],
-    num_elsewhere: Callable[[], int],
-) -> Speculator | None:
-    """Return the speculator that an engine's options ask for; None: its requests have no drafts."""
-    options = SpeculationConfig.parse(config.speculative_config)
-    if options is None:
-        return None
-    drafter = NGramDrafter(options.prompt_lookup_min, options.prompt_lookup_max)
-    return Speculator(options.num_speculative_tokens, drafter, blocks, finish_rule, rates, may_draft, num_elsewhere)
+    def _without_end(self, request: Request, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return drafted tokens up to the first that would end the request."""
+        return list(takewhile(lambda token_id: not self._finish_rule.is_end(request, token_id), token_ids))
 
 
 def _plain_s(rates: StepRates, num_sequences: int) -> float:

@@ -18,6 +18,7 @@ from baton.engine.checkpoint.packed.completeness import check_packed
 from baton.engine.checkpoint.tensor_index import GGUF
 from baton.engine.config import TOKENIZER, EngineConfig
 from baton.engine.errors import EngineError
+from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
 from baton.settings.values import Value
 
 BUNDLED_NAME = "baton-bundled"
@@ -45,7 +46,7 @@ def find_checkpoint(cluster: ClusterConfig, engine: Mapping[str, Value]) -> Chec
     tokenizer = _locate_tokenizer(cluster)
     with servable(model.name):
         directory = checkpoint_directory(model.path, with_tokenizer=tokenizer is None)
-        config = model_config_of(EngineConfig(model=str(directory), **engine))  # type: ignore[arg-type]  # checked when read
+        config = model_config_of(_engine(directory, tokenizer, engine))
     if not any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.gguf")):
         raise click.ClickException(f"cannot serve {model.name}: no *.safetensors in {directory}")
     if not ((tokenizer or directory) / TOKENIZER).is_file():
@@ -55,7 +56,13 @@ def find_checkpoint(cluster: ClusterConfig, engine: Mapping[str, Value]) -> Chec
         )
     with servable(model.name):
         check_packed(directory, config.stored_quantization)
+        DraftCheckpoint.of(_engine(directory, tokenizer, engine), config)
     return Checkpoint(directory, model.name, config, tokenizer, model.commit)
+
+
+def _engine(directory: Path, tokenizer: Path | None, options: Mapping[str, Value]) -> EngineConfig:
+    named = None if tokenizer is None else str(tokenizer)
+    return EngineConfig(model=str(directory), tokenizer=named, **options)  # type: ignore[arg-type]  # checked when read
 
 
 @contextmanager

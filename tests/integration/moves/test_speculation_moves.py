@@ -33,8 +33,7 @@ BODY = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[int]:
+def plain_output() -> list[int]:
     """The output of an engine without drafts."""
     engine = Engine(EngineConfig(model=str(MODEL), dtype="float32", num_threads=1, kv_cache_memory_bytes=64 << 20))
     request = Request(RequestId("plain"), list(PROMPT), len(PROMPT), SAMPLING)
@@ -42,6 +41,11 @@ def expected() -> list[int]:
     for _ in steps(engine):
         pass
     return request.token_ids[len(PROMPT) :]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    return plain_output()
 
 
 async def test_a_handover_and_another_worker_that_pulls_the_kv(tmp_path: Path, expected: list[int]) -> None:

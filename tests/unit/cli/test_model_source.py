@@ -7,13 +7,15 @@ from pathlib import Path
 import click
 import pytest
 
-from baton.cli.options import model_source
+from baton.cli.options import draft_source, model_source
 from baton.cli.options.hub import HUB_PATTERNS, TOKENIZER_PATTERNS
 from baton.cli.options.hub_gguf import HubGguf
 from baton.cli.options.model_source import BUNDLED, Located, _locate, _locate_tokenizer, find_checkpoint
 from baton.deployment.local.cluster_config import ClusterConfig, load_settings
 from baton.deployment.local.cluster_plan import Checkpoint, plan_cluster
 from baton.deployment.local.machine import Machine
+from baton.engine.speculation.config import SpeculationConfig
+from baton.settings.values import parse_json
 
 COMMIT = "5" * 40
 Downloads = list[tuple[str, list[str], str | None]]
@@ -39,7 +41,8 @@ def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Downloads:
         calls.append((hub_id, patterns, revision))
         return snapshot
 
-    monkeypatch.setattr(model_source, "download", download)
+    for module in (model_source, draft_source):
+        monkeypatch.setattr(module, "download", download)
     return calls
 
 
@@ -62,6 +65,30 @@ def test_the_revisions_of_model_and_tokenizer_are_downloaded(downloads: Download
         *(a_b, ("c/d", TOKENIZER_PATTERNS, None)),
         *(a_b, ("a/b", TOKENIZER_PATTERNS, "t2")),
     ]
+
+
+def test_a_draft_model_is_downloaded_or_found(
+    downloads: Downloads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"decode": {"speculative_config": parse_json('{"model": "a/small", "num_speculative_tokens": 3}')}}
+    [engine] = draft_source.with_draft_directories(given).values()
+    options = SpeculationConfig.parse(engine["speculative_config"])  # type: ignore[arg-type]  # of this type
+    assert options == SpeculationConfig("draft_model", 3, model=str(tmp_path / COMMIT))
+    assert downloads == [("a/small", HUB_PATTERNS, None)]
+    find_checkpoint(ClusterConfig(), engine)
+    local = {"both": {"speculative_config": parse_json('{"model": "small"}'), "block_size": 8}, "prefill": {}}
+    found = draft_source.with_draft_directories(local)
+    assert found["both"] == {"block_size": 8, "speculative_config": f'{{"model": "{tmp_path}/small"}}'}
+    assert found["prefill"] == {}
+    lookup = {"decode": {"speculative_config": parse_json('{"method": "ngram"}')}}
+    assert draft_source.with_draft_directories(lookup) == lookup
+
+
+def test_a_draft_model_that_does_not_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    engine = {"speculative_config": parse_json(f'{{"model": "{tmp_path}/none"}}')}
+    with pytest.raises(click.ClickException, match=r"cannot serve baton-bundled: .*/none is not a directory; name one"):
+        find_checkpoint(ClusterConfig(), engine)
 
 
 def test_a_model_without_a_tokenizer_is_served_with_another(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import Received
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_rates import StepRates
-from baton.engine.speculation.base import Drafter
+from baton.engine.speculation.lookup import Lookup, LookupDrafter
 from baton.engine.speculation.speculator import Speculator
 from tests.unit.engine.fake_model import VOCAB, FakeModel, reference
 from tests.unit.engine.speculation.free_drafts import FreeDrafts
@@ -28,7 +28,7 @@ class Rig:
     )
 
     max_forced: int = 0  # tokens that the model adds to a sampled one
-    drafter: Drafter | None = None
+    drafter: Lookup | None = None
 
     def __post_init__(self) -> None:
         blocks = BlockManager(self.num_blocks, BLOCK_SIZE, self.config.enable_prefix_caching)
@@ -36,7 +36,9 @@ class Rig:
         finish_rule = FinishRule(frozenset({VOCAB}), max_model_len=100)
         self.speculator: Speculator | None = None
         if self.drafter is not None:
-            self.speculator = Speculator(5, self.drafter, blocks, finish_rule, lambda: StepRates(decode_step_s=1.0))
+            self.speculator = Speculator(
+                5, LookupDrafter(self.drafter), blocks, finish_rule, lambda: StepRates(decode_step_s=1.0)
+            )
             self.speculator._costs = FreeDrafts()
         self.scheduler = Scheduler(
             self.config, blocks, finish_rule, lambda request: request.request_id not in self.unready, self.speculator

@@ -18,6 +18,7 @@ def counted() -> SpeculationCounters:
     counters = SpeculationCounters()
     for num_drafted, num_accepted in DRAFTS:
         counters.note(num_drafted, num_accepted)
+    counters.drafting_s = 1.5
     return counters
 
 
@@ -45,6 +46,7 @@ def test_drafts_are_counted_by_position() -> None:
 async def test_a_load_report_has_them() -> None:
     report = load_report(await DraftingHost().stats(), WorkerCounters())
     assert (report.num_drafts, report.num_draft_tokens, list(report.accepted_by_position)) == (4, 12, [3, 1, 1, 0])
+    assert report.drafting_s == 1.5
 
 
 async def test_metrics_have_the_names_of_vllm() -> None:
@@ -57,5 +59,6 @@ async def test_metrics_have_the_names_of_vllm() -> None:
     assert samples["baton:spec_decode_num_drafts_total", None] == 4
     assert samples["baton:spec_decode_num_draft_tokens_total", None] == 12
     assert samples["baton:spec_decode_num_accepted_tokens_total", None] == 5
+    assert samples["baton:spec_decode_drafting_seconds_total", None] == 1.5
     found = [samples["baton:spec_decode_num_accepted_tokens_per_pos_total", str(place)] for place in range(4)]
     assert found == [3, 1, 1, 0]

@@ -9,10 +9,14 @@ from baton.cli.options.model_source import BUNDLED
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.checkpoint.weight_memory import num_parameters, weights_bytes
 from baton.engine.config import EngineConfig
-from baton.engine.kv.dtype import kv_bytes_per_token
+from baton.engine.kv.capacity import PoolSize
+from baton.engine.kv.dtype import default_kv_bytes, kv_bytes_per_token
+from baton.engine.kv.groups import KVGroups
+from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
 from baton.process.host_memory import HostMemory
 from baton.settings.names import Role
-from baton.settings.values import OptionError
+from baton.settings.values import OptionError, parse_json
 from baton.worker.config import WorkerConfig
 from baton.worker.memory import memory_need, with_kv_memory
 from tests.checkpoints import make_checkpoint
@@ -57,6 +61,23 @@ def test_a_stored_output_layer_that_is_tied_is_not_counted(tmp_path: Path) -> No
 def test_speculative_layers_are_not_loaded() -> None:
     shorter = replace(MODEL, num_layers=MODEL.num_layers - 1, num_nextn_predict_layers=1)
     assert num_parameters(BUNDLED, shorter) < num_parameters(BUNDLED, MODEL)
+
+
+def test_a_draft_model_takes_its_weights_and_a_part_of_the_kv_cache() -> None:
+    """Here it is the model itself, so that both are doubled."""
+    plain = replace(worker(None).engine, max_num_seqs=1, max_model_len=1 << 12)
+    drafting = replace(plain, speculative_config=parse_json(f'{{"model": "{BUNDLED}"}}'))
+    needs = [memory_need([replace(worker(None), engine=each)], MODEL) for each in (plain, drafting)]
+    assert needs[1].weights_bytes == 2 * needs[0].weights_bytes
+    draft = DraftCheckpoint.of(drafting, MODEL)
+    assert draft is not None
+    assert draft.token_bytes == kv_bytes_per_token(MODEL)
+    large = replace(drafting, max_num_seqs=64)
+    kv_bytes = [default_kv_bytes(1 << 50, 1, MODEL, large, each) for each in (0, draft.token_bytes)]
+    assert kv_bytes[1] == 2 * kv_bytes[0]
+    groups, layout = KVGroups(16), KVCacheLayout.of(MODEL, 16)
+    sizes = [PoolSize.in_bytes(1 << 28, large, MODEL, layout, groups, each) for each in (0, draft.block_bytes)]
+    assert sizes[0].num_blocks == 2 * sizes[1].num_blocks
 
 
 def test_all_workers_together_must_fit() -> None:

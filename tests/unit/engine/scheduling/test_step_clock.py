@@ -6,7 +6,8 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.scheduling.step_clock import MAX_DRAFTED_STEPS, PLAIN_STEPS, StepClock
 from baton.engine.scheduling.step_rates import StepRates, StepWork
-from baton.engine.speculation.ngram import NGramDrafter
+from baton.engine.speculation.lookup import LookupDrafter
+from baton.engine.speculation.ngram import NGramLookup
 from baton.engine.speculation.speculator import Speculator
 
 
@@ -22,7 +23,7 @@ class Timed:
         self.clock = StepClock()
         rule = FinishRule(frozenset(), max_model_len=100)
         blocks = BlockManager(9, 4, enable_prefix_caching=False)
-        self.speculator = Speculator(5, NGramDrafter(2, 5), blocks, rule, self.clock.rates_for_drafts)
+        self.speculator = Speculator(5, LookupDrafter(NGramLookup(2, 5)), blocks, rule, self.clock.rates_for_drafts)
 
     def add(self, step_s: float, num_drafted: int = 0, between_s: float = 0.0, looks_ahead: bool = False) -> None:
         """Add a step of one sequence, some time after the last one was collected."""

@@ -10,6 +10,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.outputs import PositionLogprobs
 from baton.engine.request import FinishReason, Request
+from baton.engine.speculation.lookup import LookupDrafter
 from baton.settings.values import parse_json
 from tests.architectures import VOCAB_SIZE
 from tests.unit.engine.speculation.free_drafts import FreeDrafts
@@ -50,8 +51,8 @@ class OracleDrafter:
 def engine_of(model: Path, speculates: bool, **options: object) -> Engine:
     """An engine with small blocks and steps."""
     defaults = {"dtype": "float32", "num_threads": 1, "block_size": 4, "max_num_batched_tokens": 32, "max_num_seqs": 8}
-    chosen = {**defaults, "kv_cache_memory_bytes": 1 << 20, **options}
-    config = EngineConfig(model=str(model), speculative_config=NGRAM if speculates else None, **chosen)  # type: ignore[arg-type]  # names are the options'
+    drafts = {"kv_cache_memory_bytes": 1 << 20, "speculative_config": NGRAM if speculates else None}
+    config = EngineConfig(model=str(model), **{**defaults, **drafts, **options})  # type: ignore[arg-type]  # names are the options'
     engine = Engine(config)
     if speculates:
         draft_always(engine)
@@ -63,7 +64,7 @@ def draft_always(engine: Engine, outputs: Mapping[str, Sequence[int]] | None = N
     assert engine.speculator is not None
     engine.speculator._costs = FreeDrafts()
     if outputs is not None:
-        engine.speculator._drafter = OracleDrafter(outputs, seed, range(3, VOCAB_SIZE), right=0.8)
+        engine.speculator._drafter = LookupDrafter(OracleDrafter(outputs, seed, range(3, VOCAB_SIZE), right=0.8))
 
 
 def run(engine: Engine, requests: Iterable[Request], at_once: int = 8) -> dict[str, Outcome]:

@@ -9,6 +9,7 @@ from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.scheduling.step_rates import StepRates
+from baton.engine.speculation.lookup import LookupDrafter
 from baton.engine.speculation.price import StepCost
 from baton.engine.speculation.speculator import Speculator
 from tests.unit.engine.scheduler_rig import BLOCK_SIZE, Rig
@@ -46,7 +47,7 @@ class Guess:
 def num_held_up(draft_s: float, is_right: bool, proposes_behind: bool) -> int:
     """Count the steps that are held up. The guess is right or wrong, and behind it there is a proposal or none."""
     rule, blocks = FinishRule(frozenset(), max_model_len=10_000), BlockManager(1000, BLOCK_SIZE, False)
-    speculator = Speculator(5, drafter := Guess(), blocks, rule, lambda: StepRates(decode_step_s=1.0))
+    speculator = Speculator(5, LookupDrafter(drafter := Guess()), blocks, rule, lambda: StepRates(decode_step_s=1.0))
     speculator._costs = FixedDrafts(draft_s=draft_s)
     request = Request(RequestId("a"), [1, 2, 3], 3, SamplingParams(max_tokens=9_000), num_computed_tokens=2)
     count = 0

@@ -12,6 +12,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_clock import StepClock
 from baton.engine.scheduling.step_rates import StepWork
+from baton.engine.speculation.lookup import LookupDrafter
 from baton.engine.speculation.price import StepCost
 from baton.engine.speculation.speculator import Speculator
 from tests.unit.engine.fake_model import VOCAB, FakeModel, digest, next_token
@@ -54,7 +55,7 @@ def rate(batch: int, drafter: GuessingDrafter | None, cost: StepCost, sequence_s
     blocks = BlockManager(num_blocks, 16, enable_prefix_caching=False)
     speculator = None
     if drafter is not None:
-        speculator = Speculator(MAX_DRAFT, drafter, blocks, rule, clock.rates_for_drafts)
+        speculator = Speculator(MAX_DRAFT, LookupDrafter(drafter), blocks, rule, clock.rates_for_drafts)
     config = EngineConfig(model="", max_num_batched_tokens=256, max_num_seqs=64)
     scheduler, model = Scheduler(config, blocks, rule, speculator=speculator), FakeModel(num_blocks, 16)
     now_s, num_tokens = 0.0, 0

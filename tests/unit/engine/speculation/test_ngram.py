@@ -8,7 +8,7 @@ import pytest
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.speculation import ngram
-from baton.engine.speculation.ngram import NGramDrafter, SuffixIndex
+from baton.engine.speculation.ngram import NGramLookup, SuffixIndex
 
 
 def make_request(token_ids: Sequence[int]) -> Request:
@@ -39,7 +39,7 @@ def test_the_longest_suffix_is_found_where_it_occurs_last(
 
 
 def test_what_follows_the_earlier_occurrence_is_proposed() -> None:
-    drafter = NGramDrafter(2, 5)
+    drafter = NGramLookup(2, 5)
     assert drafter.propose(make_request([7, 1, 2, 3, 4, 5, 9, 1, 2]), 3) == [3, 4, 5]
     assert drafter.propose(make_request([1, 2, 3, 4]), 3) == []
     assert drafter.propose(make_request([1]), 3) == []
@@ -48,11 +48,11 @@ def test_what_follows_the_earlier_occurrence_is_proposed() -> None:
 
 
 def test_a_repetition_goes_on() -> None:
-    assert NGramDrafter(2, 5).propose(make_request([4, 1, 2, 3, 1, 2, 3, 1, 2]), 7) == [3, 1, 2, 3, 1, 2, 3]
+    assert NGramLookup(2, 5).propose(make_request([4, 1, 2, 3, 1, 2, 3, 1, 2]), 7) == [3, 1, 2, 3, 1, 2, 3]
 
 
 def test_the_index_grows_with_the_request() -> None:
-    drafter, request = NGramDrafter(2, 4), make_request([1, 2, 3])
+    drafter, request = NGramLookup(2, 4), make_request([1, 2, 3])
     assert drafter.propose(request, 2) == []
     request.token_ids += [1, 2]
     assert drafter.propose(request, 2) == [3, 1]
@@ -65,7 +65,7 @@ def test_a_step_indexes_a_bounded_part_of_its_prompts(monkeypatch: pytest.Monkey
     rng = random.Random(0)
     prompts = [[*(rng.randrange(50, 1000) for _ in range(45)), 1, 2, 3, 4, 5, 1, 2] for _ in range(3)]
     requests = [make_request(each) for each in prompts]
-    drafter = NGramDrafter(2, 5)
+    drafter = NGramLookup(2, 5)
     proposed = []
     for _ in range(9):
         drafter.begin_step()
@@ -75,7 +75,7 @@ def test_a_step_indexes_a_bounded_part_of_its_prompts(monkeypatch: pytest.Monkey
 
 
 def test_the_index_is_freed_with_the_request() -> None:
-    drafter, request = NGramDrafter(2, 5), make_request([1, 2, 3, 1, 2])
+    drafter, request = NGramLookup(2, 5), make_request([1, 2, 3, 1, 2])
     drafter.propose(request, 1)
     assert len(drafter._indexes) == 1
     del request

@@ -2,11 +2,17 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from baton.engine.speculation.acceptance import FIRST_INTERVAL, LAST_INTERVAL, Acceptance
 from baton.engine.speculation.draft_costs import FEW_DRAFTS, FIRST_AGE, LAST_AGE, TRUSTED_STEPS, DraftCosts
+from baton.engine.speculation.pass_times import FIRST_AGE as FIRST_PASS_AGE
+from baton.engine.speculation.pass_times import LAST_AGE as LAST_PASS_AGE
+from baton.engine.speculation.pass_times import TRUSTED_PASSES, PassTimes
+from baton.engine.speculation.preparation_budget import MAX_STEPS, PreparationBudget
+from baton.engine.speculation.preparation_budget import SHARE as PREPARATION_SHARE
 from baton.engine.speculation.price import MARGIN, Candidate, StepCost, draft_lengths
 from baton.engine.speculation.probe_budget import SHARE, ProbeBudget
 
@@ -19,7 +25,8 @@ def rate(
     for each, length in zip(candidates, lengths, strict=True):
         tokens += sum(each.acceptance**count for count in range(1, length + 1))
     drafts = sum(lengths)
-    return tokens / (cost.plain_s + (cost.drafting_s if drafts else 0.0) + drafts * cost.draft_s)
+    passes_s = max(lengths, default=0) * cost.pass_s
+    return tokens / (cost.plain_s + (cost.drafting_s if drafts else 0.0) + passes_s + drafts * cost.draft_s)
 
 
 def test_no_other_lengths_are_faster() -> None:
@@ -27,7 +34,8 @@ def test_no_other_lengths_are_faster() -> None:
     for _ in range(200):
         candidates = [Candidate(rng.randint(1, 4), rng.random()) for _ in range(rng.randint(1, 3))]
         num_sequences = len(candidates) + rng.randint(0, 3)
-        cost = StepCost(1.0, rng.choice([0.0, 0.3]), rng.choice([0.0, 0.02, 0.1, 0.4]))
+        draft_s, pass_s = rng.choice([0.0, 0.02, 0.1, 0.4]), rng.choice([0.0, 0.05, 0.3])
+        cost = StepCost(1.0, rng.choice([0.0, 0.3]), draft_s, pass_s)
         lengths = draft_lengths(candidates, num_sequences, cost, most=100)
         every = itertools.product(*(range(each.num_tokens + 1) for each in candidates))
         best = max(rate(candidates, each, num_sequences, cost) for each in every)
@@ -47,6 +55,78 @@ def test_no_other_lengths_are_faster() -> None:
 def test_the_price_of_time_decides(acceptance: float, num_sequences: int, draft_s: float, expected: int) -> None:
     [length] = draft_lengths([Candidate(5, acceptance)], num_sequences, StepCost(1.0, 0.0, draft_s), most=100)
     assert length == expected
+
+
+def test_a_pass_is_paid_once_for_all_requests() -> None:
+    """Its time is that of the weights, so drafting pays only with enough requests, and all drafts are as deep."""
+    cost = StepCost(1.0, 0.0, 0.0, pass_s=0.6)
+    assert draft_lengths([Candidate(5, 0.6)], 1, cost, most=100) == [0]
+    assert draft_lengths([Candidate(5, 0.9)], 1, cost, most=100) == [2]
+    assert draft_lengths([Candidate(5, 0.9), Candidate(5, 0.1)], 2, cost, most=100) == [0, 0]
+    assert draft_lengths([Candidate(5, 0.7), Candidate(5, 0.7)], 2, replace(cost, pass_s=0.3), most=100) == [2, 2]
+
+
+def test_the_acceptance_of_all_requests_is_that_with_which_others_begin() -> None:
+    of_all = Acceptance.of_all()
+    assert of_all.of_another().rate == Acceptance().rate
+    for _ in range(200):
+        of_all.note(num_drafted=4, num_accepted=0)
+    assert of_all.rate < 0.05
+    another = of_all.of_another()
+    assert another.rate == pytest.approx(of_all.rate)
+    another.note(num_drafted=4, num_accepted=4)
+    another.note(num_drafted=4, num_accepted=4)
+    assert another.rate > 0.6
+    assert of_all.rate < 0.05
+
+
+def test_preparations_take_a_share_of_the_time_and_what_drafts_save() -> None:
+    budget, cost = PreparationBudget(), StepCost(1.0, 0.0, 0.0)
+    budget.earn(StepCost(0.0, 0.0, 0.0))
+    assert budget.left_s == 0
+    budget.earn(cost)
+    assert budget.left_s == MAX_STEPS
+    budget.spend(2 * MAX_STEPS)
+    assert budget.left_s == 0
+    for _ in range(100):
+        budget.earn(cost)
+    assert budget.left_s == pytest.approx(100 * PREPARATION_SHARE)
+    budget.add(3.0)
+    assert budget.left_s == pytest.approx(3 + 100 * PREPARATION_SHARE)
+    budget.add(-5.0)
+    assert budget.left_s == 0
+    budget.add(10 * MAX_STEPS)
+    budget.earn(cost)
+    assert budget.left_s == MAX_STEPS
+
+
+def test_times_of_passes_are_those_of_about_as_many_requests() -> None:
+    times = PassTimes()
+    for _ in range(TRUSTED_PASSES - 1):
+        times.add(1, 0.2)
+    assert times.pass_s(1) == 0
+    for elapsed_s in (0.2, 9.0, 0.2, 0.2):  # one was delayed
+        times.add(1, elapsed_s)
+    assert times.pass_s(1) == times.pass_s(64) == 0.2
+    for _ in range(TRUSTED_PASSES):
+        times.add(16, 0.5)
+    assert [times.pass_s(count) for count in (1, 2, 17, 200)] == [0.2, 0.2, 0.5, 0.5]
+    times.add_chunk(10, 1.0)
+    assert times.prompt_token_s == 0.1
+    times.add_chunk(10, 2.0)
+    assert 0.1 < times.prompt_token_s < 0.2
+
+
+def test_times_of_passes_are_measured_again_ever_more_rarely() -> None:
+    times, intervals = PassTimes(), []
+    for _ in range(6):
+        for _ in range(TRUSTED_PASSES):
+            times.add(1, 1.0)
+        intervals.append(0)
+        while times.pass_s(1):
+            times.begin_step()
+            intervals[-1] += 1
+    assert intervals == [min((FIRST_PASS_AGE << n), LAST_PASS_AGE) + 1 for n in range(6)]
 
 
 def test_a_fixed_cost_pays_only_if_all_drafts_together_do() -> None:

@@ -15,6 +15,8 @@ from baton.settings.values import OptionError, parse_json
         ('{"method": "ngram", "prompt_lookup_max": 1}', SpeculationConfig("ngram", 5, 1, 1)),
         ('{"method": "ngram", "prompt_lookup_min": 7}', SpeculationConfig("ngram", 5, 7, 7)),
         ('{"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 4}', SpeculationConfig("ngram", 5, 3, 4)),
+        ('{"method": "draft_model", "model": "/x"}', SpeculationConfig("draft_model", model="/x")),
+        ('{"model": "/x", "num_speculative_tokens": 3}', SpeculationConfig("draft_model", 3, model="/x")),
     ],
 )
 def test_options_are_those_of_vllm(text: str, expected: SpeculationConfig) -> None:
@@ -32,8 +34,16 @@ def test_there_is_no_speculation_by_default() -> None:
         ('{"method": "eagle"}', "method 'eagle' is unknown; the methods are ngram"),
         ('{"method": ["ngram"]}', "the methods are ngram"),
         (
-            '{"method": "ngram", "model": "x"}',
-            "'model' is unknown; the keys are method, num_speculative_tokens, prompt_",
+            '{"method": "ngram", "revision": "x"}',
+            "'revision' is unknown; the keys are method, num_speculative_tokens, prompt_",
+        ),
+        ('{"method": "ngram", "model": "x"}', "model has no effect on the method ngram; remove it"),
+        ('{"model": "x", "prompt_lookup_max": 3}', "prompt_lookup_max has no effect on the method draft_model"),
+        ('{"method": "draft_model"}', "model is missing: it must be the directory of a draft model"),
+        ('{"method": "draft_model", "model": 7}', "model is 7, but must be the directory of a draft model"),
+        (
+            '{"model": "x", "num_speculative_tokens": 65}',
+            "num_speculative_tokens is 65, but must be a number from 1 to 64",
         ),
         (
             '{"method": "ngram", "num_speculative_tokens": 0}',

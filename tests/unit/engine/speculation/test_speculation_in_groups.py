@@ -10,6 +10,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.scheduling.step_rates import StepRates
 from baton.engine.speculation.acceptance import Acceptance
+from baton.engine.speculation.lookup import LookupDrafter
 from baton.engine.speculation.price import StepCost
 from baton.engine.speculation.speculator import Speculator
 from tests.architectures import VOCAB_SIZE
@@ -108,7 +109,7 @@ def test_ranks_have_no_drafts_that_cost_the_others_more() -> None:
         rule, blocks = FinishRule(frozenset(), max_model_len=100), BlockManager(20, 4, enable_prefix_caching=False)
         speculator = Speculator(
             3,
-            Recorder(lambda: 0, [5, 5, 5]),
+            LookupDrafter(Recorder(lambda: 0, [5, 5, 5])),
             blocks,
             rule,
             lambda: StepRates(decode_step_s=1.0),
@@ -131,7 +132,8 @@ def test_ranks_know_how_many_tokens_the_others_compute(tmp_path: Path) -> None:
     try:
         speculator = group["rank-0"].engine.speculator
         assert speculator is not None
-        speculator._drafter = drafter = Recorder(speculator._num_elsewhere)
+        drafter = Recorder(speculator._num_elsewhere)
+        speculator._drafter = LookupDrafter(drafter)
         group["rank-0"].add(*make_requests(0, 1))
         group["rank-1"].add(*make_requests(1, 4))
         group.wait_for_all()

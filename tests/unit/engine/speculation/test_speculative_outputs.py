@@ -12,6 +12,7 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.speculation.draft_costs import DraftCosts
+from baton.engine.speculation.lookup import LookupDrafter
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
@@ -88,7 +89,7 @@ def test_drafts_stop_where_they_do_not_pay(model: Path) -> None:
     assert engine.speculator is not None
     engine.speculator._costs = DraftCosts()  # measured ones
     wrong = {"1": [5] * 300}
-    engine.speculator._drafter = OracleDrafter(wrong, 0, VOCAB, right=1.0)
+    engine.speculator._drafter = LookupDrafter(OracleDrafter(wrong, 0, VOCAB, right=1.0))
     request = Request(
         RequestId("1"), [1, 2, 3], 3, SamplingParams(max_tokens=250, logit_bias={5: -100}, ignore_eos=True)
     )

@@ -8,7 +8,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.speculation import ngram
-from baton.engine.speculation.ngram import NGramDrafter
+from baton.engine.speculation.ngram import NGramLookup
 from tests.unit.engine.fake_model import VOCAB, reference
 from tests.unit.engine.scheduler_rig import BLOCK_SIZE, Rig
 
@@ -157,7 +157,7 @@ def test_no_step_is_launched_ahead_of_drafts() -> None:
 
 def test_every_step_indexes_more_of_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "TOKENS_PER_STEP", 2)
-    rig = Rig(drafter=(drafter := NGramDrafter(1, 3)))
+    rig = Rig(drafter=(drafter := NGramLookup(1, 3)))
     request = rig.add("a", [1, 2] * 10, 60)
     for _ in range(15):
         rig.step()

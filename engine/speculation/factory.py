@@ -1,0 +1,37 @@
+"""The speculator that an engine's options ask for."""
+
+from collections.abc import Callable
+
+from baton.engine.config import EngineConfig
+from baton.engine.kv.block_manager import BlockManager
+from baton.engine.request import FinishRule, Request
+from baton.engine.scheduling.step_rates import StepRates
+from baton.engine.speculation.acceptance import Acceptance
+from baton.engine.speculation.config import SpeculationConfig
+from baton.engine.speculation.draft_model import DraftModel
+from baton.engine.speculation.lookup import LookupDrafter
+from baton.engine.speculation.model_drafter import ModelDrafter
+from baton.engine.speculation.ngram import NGramLookup
+from baton.engine.speculation.speculator import Speculator
+
+
+def speculator_of(
+    config: EngineConfig,
+    draft_model: DraftModel | None,
+    vocab_size: int,
+    blocks: BlockManager,
+    finish_rule: FinishRule,
+    rates: Callable[[], StepRates],
+    may_draft: Callable[[Request], bool],
+    num_elsewhere: Callable[[], int],
+) -> Speculator | None:
+    """Return the speculator of an engine; None: its requests have no drafts. For the parameters see `Speculator`."""
+    options = SpeculationConfig.parse(config.speculative_config)
+    if options is None:
+        return None
+    count, others = options.num_speculative_tokens, (blocks, finish_rule, rates, may_draft, num_elsewhere)
+    if draft_model is None:
+        lookup = NGramLookup(options.prompt_lookup_min, options.prompt_lookup_max)
+        return Speculator(count, LookupDrafter(lookup), *others)
+    drafter = ModelDrafter(draft_model, finish_rule, vocab_size)
+    return Speculator(count, drafter, *others, Acceptance.of_all())

@@ -1,0 +1,76 @@
+"""A request with drafts of a draft model has the tokens that it has without, however it moves.
+
+The draft model's KV does not move: another worker computes it from the tokens.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.first_layers import with_first_layers
+from benchmarks.server import served
+from tests.draft_checkpoints import with_noise
+from tests.integration.decode_client import decode_client
+from tests.integration.moves.test_speculation_moves import BODY, MODEL, PROMPT, SAMPLING, plain_output
+from tests.integration.moves.test_stopped_worker import tokens_of
+from tests.integration.worker_process import worker_processes
+from tests.integration.workers_view import pid_of, wait_all_ready
+from tests.unit.engine.speculation.draft_rig import option
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    return plain_output()
+
+
+async def test_a_handover_and_another_worker_that_pulls_the_kv(tmp_path: Path, expected: list[int]) -> None:
+    draft = with_noise(MODEL, tmp_path / "draft", 0.02)
+    drafts = f"--speculative-config={option(draft)}"
+    flags = ("--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=16")
+    roles = (("prefill", *flags), ("decode", *flags, drafts), ("decode", *flags, drafts))
+    async with (
+        worker_processes(MODEL, tmp_path, *roles) as (prefill, first, second),
+        decode_client(first) as client,
+        decode_client(second) as other,
+    ):
+        handed_over = await client.generate(PROMPT, SAMPLING, await prefill.peer())
+        assert handed_over.served_by.handed_over_tokens == len(PROMPT)
+        assert handed_over.token_ids == expected
+        begun = await client.submit(PROMPT, SAMPLING)
+        while len(begun.token_ids) < 60:
+            begun.progressed.clear()
+            await begun.progressed.wait()
+        await client.abort(begun)
+        tokens = [*PROMPT, *begun.token_ids]
+        continued = await other.submit(
+            tokens, SAMPLING, prefix_source=await first.peer(), num_prompt_tokens=len(PROMPT)
+        )
+        await continued.ended.wait()
+        assert begun.token_ids + continued.token_ids == expected
+        assert continued.served_by.prefix_pulled_tokens > len(PROMPT)
+        for worker in (first, second):
+            load = await worker.wait_idle()
+            assert load.num_draft_tokens > 0
+            assert load.drafting_s > 0
+
+
+async def test_a_killed_decode_worker(tmp_path: Path, expected: list[int]) -> None:
+    draft = with_first_layers(MODEL, tmp_path / "draft", 1)
+    drafts = f"--speculative-config={option(draft)}"
+    flags = ("--prefill", "1", "--decode", "2", "--dtype", "float32", "--num-threads", "1", drafts)
+    async with served("", *flags) as url, httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
+        await wait_all_ready(url)
+        async with client.stream("POST", "/v1/completions", json=BODY) as response:
+            tokens = tokens_of(response)
+            seen = [await anext(tokens) for _ in range(40)]
+            os.kill(await pid_of(response.headers["x-baton-decode"], url), signal.SIGKILL)
+            seen += [token async for token in tokens]
+        assert seen == expected
+        page = (await client.get("/metrics")).text
+        drafting = [line for line in page.splitlines() if line.startswith("baton:spec_decode_drafting_seconds_total{")]
+        assert any(float(line.rpartition(" ")[2]) > 0 for line in drafting)
