@@ -40,7 +40,7 @@ class DraftCheckpoint:
             config = model_config_of(own)
         except EngineError as error:
             raise type(error)(f"{OPTION}: the draft model {directory}: {error}") from error
-        if config.delta_net is not None:
+        if config.recurrent is not None:
             raise UnsupportedModel(
                 f"{OPTION}: the draft model {directory} has recurrent layers, whose state cannot take back drafted "
                 "tokens; name a model with attention only"
