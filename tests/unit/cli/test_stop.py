@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
 from baton.cli import stop as stop_command
+from baton.cli.options import detach as detach_options
 from baton.deployment.local.detached.folder import ServerFolder
 from baton.deployment.local.detached.record import ServerRecord, write_record
+from baton.deployment.local.detached.start import StartFailed
 from baton.deployment.local.detached.stop import NotRunning
 
 
@@ -84,3 +87,13 @@ def test_the_record_of_a_new_server_with_the_name_is_kept(tmp_path: Path, monkey
     monkeypatch.setattr(stop_command, "stop_server", replaced)
     assert "was killed" not in run(tmp_path, "stop", "qwen").output
     assert folder.record() is not None
+
+
+def test_the_status_of_a_start_is_not_read_as_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*arguments: Any) -> int:
+        arguments[-1]("both-0: ended [/INST]; restarting")
+        raise StartFailed("no model", 3)
+
+    monkeypatch.setattr(detach_options, "start_detached", start)
+    result = run(tmp_path, "serve", "--detach", "--name=x")
+    assert (result.exit_code, result.output.splitlines()[-1]) == (3, "Error: no model")
