@@ -1,6 +1,7 @@
 """Which servers `baton stop` takes, and what `--detach` refuses; servers that run are in tests/integration/http."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -95,5 +96,6 @@ def test_the_status_of_a_start_is_not_read_as_markup(tmp_path: Path, monkeypatch
         raise StartFailed("no model", 3)
 
     monkeypatch.setattr(detach_options, "start_detached", start)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep their handlers
     result = run(tmp_path, "serve", "--detach", "--name=x")
     assert (result.exit_code, result.output.splitlines()[-1]) == (3, "Error: no model")
