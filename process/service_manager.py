@@ -10,6 +10,7 @@ VARIABLE = "NOTIFY_SOCKET"
 READY = "READY=1"
 STOPPING = "STOPPING=1"
 STATUS = "STATUS="
+SEND_TIMEOUT_S = 1.0  # of a change of state, if the manager's queue is full: Linux keeps about ten reports
 
 
 class ServiceManager:
@@ -26,22 +27,22 @@ class ServiceManager:
 
     def ready(self, status: str) -> None:
         """Report that the service is up; `status` is one line for the user."""
-        self._send(f"{READY}\n{STATUS}{_line(status)}")
+        self._send(f"{READY}\n{STATUS}{_line(status)}", SEND_TIMEOUT_S)
 
     def status(self, status: str) -> None:
-        """Report what the service is doing, as one line."""
-        self._send(f"{STATUS}{_line(status)}")
+        """Report what the service is doing, as one line; dropped if the manager is behind."""
+        self._send(f"{STATUS}{_line(status)}", 0.0)
 
     def stopping(self) -> None:
         """Report that the service is shutting down."""
-        self._send(STOPPING)
+        self._send(STOPPING, SEND_TIMEOUT_S)
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: str, timeout_s: float) -> None:
         if self._address is None:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.setblocking(False)
+                sender.settimeout(timeout_s)
                 sender.sendto(message.encode(errors="replace"), self._address)
         except OSError as error:  # the manager may have ended: the service goes on
             logger.debug("cannot report %r to the service manager: %s", message, error)

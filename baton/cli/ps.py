@@ -50,7 +50,10 @@ def command(as_json: bool) -> None:
 
     A server that was killed is listed until `baton stop`, or until a server with its name is started.
     """
-    servers = [ListedServer.of(folder) for folder in server_folders(os.environ)]
+    try:
+        servers = [ListedServer.of(folder) for folder in server_folders(os.environ)]
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps([asdict(each) for each in servers], indent=2))
     elif not servers:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -113,8 +113,11 @@ def _serve_here(settings: ClusterSettings, sockets: Path, log_level: str, report
     report.is_starting(plan.router.model_name, plan.url)
     with servable(checkpoint.name):
         display = open_display(plan, Banner.of(plan, checkpoint, log_dir, settings.engine, visible_gpus()))
+    # A shell's `> serve.log` is not bounded: its position in the file would stay where it was when that is emptied.
+    own_logs = [] if report.record is None else [log_dir / SERVE_LOG]
+    max_bytes = settings.cluster.max_log_bytes
     try:
-        asyncio.run(_serve(plan, log_dir, report.and_to(display.show), watch_key, settings.cluster.max_log_bytes))
+        asyncio.run(_serve(plan, log_dir, report.and_to(display.show), watch_key, own_logs, max_bytes))
     except (GaveUp, OSError) as error:
         raise click.ClickException(str(error)) from error
     finally:
@@ -167,7 +170,12 @@ def _serve_on_ray(
 
 
 async def _serve(
-    plan: ClusterPlan, log_dir: Path, listener: Listener, watch_key: str | None, max_log_bytes: int
+    plan: ClusterPlan,
+    log_dir: Path,
+    listener: Listener,
+    watch_key: str | None,
+    own_logs: Sequence[Path],
+    max_log_bytes: int,
 ) -> None:
     signals = EndSignals()
     signals.listen()
@@ -186,7 +194,7 @@ async def _serve(
         watch_key,
     )
     logs = [spec.log_path for spec in (*specs, *rendezvous) if spec.log_path is not None]
-    bounding = asyncio.create_task(LogBound([*logs, log_dir / SERVE_LOG], max_log_bytes).run())
+    bounding = asyncio.create_task(LogBound([*logs, *own_logs], max_log_bytes).run())
     try:
         await cluster.run(signals.stop, signals.kill)
     finally:

@@ -1,12 +1,13 @@
 """`baton stop`: stop servers that `baton serve --detach` has started."""
 
+import math
 import os
 
 import rich_click as click
 
 from baton.cli.options.detached_servers import complete_names
 from baton.deployment.local.detached.folder import NAME, NAME_RULE, ServerFolder, server_folders
-from baton.deployment.local.detached.stop import NotRunning, OutOfReach, stop_server
+from baton.deployment.local.detached.stop import MAX_TIMEOUT_S, NotRunning, OutOfReach, stop_server
 
 
 @click.command(name="stop")
@@ -17,7 +18,7 @@ from baton.deployment.local.detached.stop import NotRunning, OutOfReach, stop_se
     "--timeout-s",
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(0, MAX_TIMEOUT_S),
     help="Seconds to let running requests finish; the rest are cut off. Default: the server's --drain-timeout-s.",
 )
 def command(name: str | None, port: int | None, is_all: bool, timeout_s: float | None) -> None:
@@ -34,13 +35,19 @@ def command(name: str | None, port: int | None, is_all: bool, timeout_s: float |
     """
     if (name is not None) + (port is not None) + is_all > 1:
         raise click.UsageError("give one of NAME, --port and --all")
-    failures = [error for folder in _chosen(name, port, is_all) if (error := _stop(folder, timeout_s)) is not None]
+    if timeout_s is not None and math.isnan(timeout_s):
+        raise click.UsageError("--timeout-s: nan is not a number of seconds")
+    try:
+        chosen = _chosen(name, port, is_all)
+    except OSError as failed:
+        raise click.ClickException(str(failed)) from failed
+    failures = [error for folder in chosen if (error := _stop(folder, timeout_s)) is not None]
     if failures:
         raise click.ClickException("\n".join(failures))
 
 
 def _chosen(name: str | None, port: int | None, is_all: bool) -> list[ServerFolder]:
-    """Return the servers to stop. Raises ClickException if there is none, or no single one."""
+    """Return the servers to stop. Raises ClickException if there is none, or no single one, and OSError."""
     if name is not None:
         if NAME.fullmatch(name) is None:
             raise click.UsageError(f"NAME: {name!r} is not allowed; it must be {NAME_RULE}")
@@ -66,13 +73,22 @@ def _stop(folder: ServerFolder, timeout_s: float | None) -> str | None:
     try:
         stopped = stop_server(folder, timeout_s)
     except NotRunning as error:
-        if record is None:
-            return f"{error}; `baton ps` lists all detached servers"
-        folder.forget()
-        return f"{error}: it was killed. Its log is {record.log_path}"
+        return _not_running(folder, error)
     except (OutOfReach, OSError) as error:
         return str(error)
     what = f", which served {record.model} at {record.url}" if record is not None and record.url else ""
     cut = "; running requests were cut off" if stopped.was_cut else ""
     click.echo(f"Stopped {folder.name} (process {stopped.pid}){what}, in {stopped.took_s:.1f} s{cut}")
     return None
+
+
+def _not_running(folder: ServerFolder, error: NotRunning) -> str:
+    """Return the error, and remove the record if the server was killed."""
+    try:
+        left = folder.record()
+        if left is None or folder.holder() is not None:  # it has shut down just now, or the name has a new server
+            return f"{error}; `baton ps` lists all detached servers"
+        folder.forget()
+    except OSError as failed:
+        return f"{error}: {failed}"
+    return f"{error}: it was killed. Its log is {left.log_path}"

@@ -13,6 +13,7 @@ NEEDED = (
     r"baton/engine/native/paged_attention\.[^/]*\.so",
     r"baton/engine/native/layer_ops\.[^/]*\.so",
     r"baton/engine/native/products\.[^/]*\.so",
+    r"baton/engine/native/grouped_products\.[^/]*\.so",
     r"baton/bundled_model/model\.safetensors",
     r"baton/bundled_model/tokenizer\.json",
     r"baton/bundled_model/config\.json",

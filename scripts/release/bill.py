@@ -1,7 +1,7 @@
 """Bill of materials of a release, as CycloneDX: Baton, and the tested version of each package that `cluster` needs."""
 
 import re
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 from cyclonedx.contrib.license.factories import LicenseFactory
@@ -35,7 +35,10 @@ def bill(constraints: str, version: str) -> str:
 def component(name: str, version: str, sha256: str | None) -> Component:
     """Return a package of PyPI, with its license if it is installed here and has an SPDX expression."""
     hashes = [] if sha256 is None else [HashType(alg=HashAlgorithm.SHA_256, content=sha256)]
-    expression = distribution(name).metadata.get("License-Expression")
+    try:
+        expression = metadata(name).get("License-Expression")
+    except PackageNotFoundError:  # of another platform
+        expression = None
     licenses = [LicenseFactory().make_from_string(expression)] if expression else []
     purl = PackageURL("pypi", None, name, version)
     return Component(name=name, version=version, purl=purl, bom_ref=str(purl), hashes=hashes, licenses=licenses)

@@ -36,7 +36,7 @@ def versions(root: Path) -> dict[str, str]:
 def problems(root: Path) -> list[str]:
     """Return why the tree cannot be released; none if it can."""
     version, found = version_of(root), []
-    if changed := git(root, "status", "--porcelain"):
+    if changed := git(root, "status", "--porcelain", "--untracked-files=all", "--ignore-submodules=none"):
         found.append(f"the tree is dirty; commit or remove:\n{changed}")
     found += [f"{name} is {each}, not {version}" for name, each in versions(root).items() if each != version]
     heading = re.compile(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", re.MULTILINE)

@@ -340,5 +340,6 @@ def test_a_wheel_that_lacks_something_is_refused() -> None:
         [sys.executable, "-c", script, SCRIPTS, *names], check=True, capture_output=True, text=True
     ).stdout
     assert "no file baton/router/index/native/prefix_index" in said
+    assert all(f"no file {name.replace('.', '/')}" in said for name in ENGINE_MODULES)
     assert "tests/x.py does not belong there" in said
     assert "router/__init__.py does not belong there" in said

@@ -8,7 +8,7 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor
 
 from baton.rpc.grpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
-from tests.unit.protos.last_release import LastRelease, as_known_to
+from tests.unit.protos.last_release import UNKNOWN_FIELD, LastRelease, as_known_to
 
 HEALTH = "/grpc.health.v1."
 OWN_KEYS = ("user-agent", "grpc-", "te", "content-type")  # of metadata: written anew by the channel
@@ -18,7 +18,7 @@ class LastWire(grpc.GenericRpcHandler):
     """Handler that passes on the last release's methods, without the fields that its messages do not have.
 
     What is behind it sees a peer of the last release, and so does what is in front of it. Newer methods are
-    unimplemented.
+    unimplemented. Each message gets a field that no release knows.
     """
 
     def __init__(self, release: LastRelease, channel: grpc.aio.Channel) -> None:
@@ -26,7 +26,6 @@ class LastWire(grpc.GenericRpcHandler):
         self._channel = channel
         self.address = ""  # the proxy's
         self.called: set[str] = set()
-        self.num_shortened = 0
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """Return the handler of a method; every kind of call is a stream of messages on the wire."""
@@ -45,25 +44,24 @@ class LastWire(grpc.GenericRpcHandler):
     ) -> AsyncIterator[bytes]:
         async def known_requests() -> AsyncIterator[bytes]:
             async for request in requests:
-                yield request if method is None else self._shortened(method.input_type, request)
+                yield request if method is None else self._as_of_last_release(method.input_type, request)
 
         metadata = [(key, value) for key, value in context.invocation_metadata() or () if not key.startswith(OWN_KEYS)]
         call = self._channel.stream_stream(path)(known_requests(), metadata=metadata)
         try:
             async for response in call:
-                yield response if method is None else self._shortened(method.output_type, response)
+                yield response if method is None else self._as_of_last_release(method.output_type, response)
         except grpc.aio.AioRpcError as error:
             context.set_trailing_metadata(error.trailing_metadata() or ())
             await context.abort(error.code(), error.details() or "")
         finally:
             call.cancel()
 
-    def _shortened(self, descriptor: object, content: bytes) -> bytes:
+    def _as_of_last_release(self, descriptor: object, content: bytes) -> bytes:
         known = as_known_to(descriptor, content)  # type: ignore[arg-type]  # protobuf's stubs have two kinds
-        self.num_shortened += known.ByteSize() < len(content)
         if known.DESCRIPTOR.name == "WorkerDescription":
             known.address = self.address  # type: ignore[attr-defined]  # peers come through the proxy too
-        return known.SerializeToString()
+        return known.SerializeToString() + UNKNOWN_FIELD  # as a newer peer would send
 
 
 @asynccontextmanager

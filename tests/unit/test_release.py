@@ -78,6 +78,7 @@ def test_another_version_is_refused(tree: Path, name: str, old: str, new: str, p
 
 def test_a_dirty_tree_and_a_used_tag_are_refused(tree: Path) -> None:
     (tree / "new.py").touch()
+    git(tree, "config", "status.showUntrackedFiles", "no")  # which the user may have set
     [found] = problems(tree)
     assert found.endswith("commit or remove:\n?? new.py")
     git(tree, "tag", "v1.2.3")
@@ -108,6 +109,11 @@ def test_the_bill_has_every_package_of_the_images() -> None:
     assert packages["redis"]["hashes"][0]["alg"] == "SHA-256"
     [depends] = [each for each in made["dependencies"] if each["ref"] == "pkg:pypi/baton-serve@1.2.3"]
     assert len(depends["dependsOn"]) == len(packages)
+
+
+def test_the_bill_has_packages_that_are_not_installed() -> None:
+    [package] = json.loads(bill("none-such==1.0\n", "1.2.3"))["components"]
+    assert (package["purl"], "licenses" in package) == ("pkg:pypi/none-such@1.0", False)
 
 
 def test_sha256sum_accepts_the_checksums(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import rich_click as click
 from click import get_current_context
 from rich.console import Console
+from rich.text import Text
 
 from baton.cli.options.flag_group import Command, Flags, flag_group
 from baton.cli.options.lora_modules import ModulesCommand
@@ -121,7 +122,8 @@ def detach(detachment: Detachment, cluster: ClusterConfig) -> None:
         log_dir.mkdir(parents=True, exist_ok=True)
         with console.status("starting") as status:
             argv = _argv(folder, context.meta[ARGUMENTS])
-            pid = start_detached(folder, argv, log_dir / SERVE_LOG, os.environ, status.update)
+            log_path = log_dir / SERVE_LOG
+            pid = start_detached(folder, argv, log_path, os.environ, lambda text: status.update(Text(text)))
     except StartFailed as error:
         click.ClickException(str(error)).show()
         context.exit(error.status if error.status > 0 else 1)

@@ -64,6 +64,7 @@ class ServerFolder:
 
 
 def server_folders(environment: Mapping[str, str]) -> list[ServerFolder]:
-    """Return the folders of all servers that run or were killed, by name."""
+    """Return the folders of all servers that run or were killed, by name; other files are skipped. Raises OSError."""
     found = map(ServerFolder, sorted((state_directory(environment) / SERVERS).glob("*")))
-    return [folder for folder in found if folder.record_path.exists() or folder.holder() is not None]
+    named = [folder for folder in found if NAME.fullmatch(folder.name) is not None and folder.path.is_dir()]
+    return [folder for folder in named if folder.record_path.exists() or folder.holder() is not None]

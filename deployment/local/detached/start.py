@@ -2,7 +2,8 @@
 
 1. The command makes the server's folder, and starts the server in a session of its own, with its output in a log.
 2. The server takes the folder's lock and writes its record (`server.py`).
-3. The server reports over a socket, as to systemd, and the command waits until it is ready or ends.
+3. The server reports over a socket, as to systemd, and the command waits until it is ready or ends. Reports are lost if
+   the command is stopped by Ctrl-Z for long, so it reads the record as well.
 4. The command exits, and the server goes on.
 """
 
@@ -11,6 +12,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +26,7 @@ MAX_MESSAGE_BYTES = 1 << 16
 MAX_ERROR_BYTES = 1 << 14  # of the log, from which the error of a failed start is taken
 TAIL_LINES = 20
 END_TIMEOUT_S = 15.0  # from the first signal to an interrupted server to the second, and from that to SIGKILL
+RECORD_PERIOD_S = 1.0  # between two looks at the record, without a report
 ERROR = "Error: "  # how click's errors begin
 
 ShowStatus = Callable[[str], None]
@@ -55,7 +58,7 @@ def start_detached(
     with TemporaryDirectory(prefix="baton-notify-", dir=socket_parent()) as directory, listener(directory) as reports:
         address = reports.getsockname()
         with log_path.open("ab") as log:
-            offset = log.tell()
+            offset, begin_s = log.tell(), time.time()
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -65,7 +68,7 @@ def start_detached(
                 start_new_session=True,
             )
         try:
-            is_ready = wait_ready(process, reports, show)
+            is_ready = wait_ready(process, folder, begin_s, reports, show)
         except BaseException:
             end(process)
             raise
@@ -82,15 +85,17 @@ def listener(directory: str) -> socket.socket:
     return made
 
 
-def wait_ready(process: subprocess.Popen[bytes], reports: socket.socket, show: ShowStatus) -> bool:
-    """Wait until the server is ready, or has ended; return whether it is ready."""
+def wait_ready(
+    process: subprocess.Popen[bytes], folder: ServerFolder, begin_s: float, reports: socket.socket, show: ShowStatus
+) -> bool:
+    """Wait until the server that was started at `begin_s` is ready, or has ended; return whether it is ready."""
     pidfd = os.pidfd_open(process.pid)
     try:
         poll = select.poll()
         poll.register(reports, select.POLLIN)
         poll.register(pidfd, select.POLLIN)
         while True:
-            readable = {fd for fd, _ in poll.poll()}
+            readable = {fd for fd, _ in poll.poll(1e3 * RECORD_PERIOD_S)}
             if reports.fileno() in readable:
                 lines = reports.recv(MAX_MESSAGE_BYTES).decode(errors="replace").splitlines()
                 for line in lines:
@@ -100,8 +105,16 @@ def wait_ready(process: subprocess.Popen[bytes], reports: socket.socket, show: S
                     return True
             elif pidfd in readable:
                 return False
+            elif is_recorded_ready(folder, process.pid, begin_s):
+                return True
     finally:
         os.close(pidfd)
+
+
+def is_recorded_ready(folder: ServerFolder, pid: int, begin_s: float) -> bool:
+    """Return whether the record, which an earlier server may have left, is that of this server and says it is ready."""
+    record = folder.record()
+    return record is not None and record.state == "ready" and record.started_at_s >= begin_s and folder.holder() == pid
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -120,7 +133,8 @@ def error_in(log_path: Path, offset: int) -> str:
     try:
         with log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(min(offset, size), size - MAX_ERROR_BYTES))
+            begin = offset if offset <= size else 0  # it was emptied meanwhile: the server has reached max_log_bytes
+            log.seek(max(begin, size - MAX_ERROR_BYTES))
             text = log.read().decode(errors="replace").strip()
     except OSError as error:
         return f"the server ended, and its log cannot be read: {error.strerror}"

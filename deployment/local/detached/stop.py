@@ -10,6 +10,8 @@ from baton.deployment.local.detached.folder import ServerFolder
 from baton.process.errors import PlainError
 
 CUT_TIMEOUT_S = 15.0  # from the second signal, which ends running requests, to SIGKILL
+SIGNAL_GAP_S = 0.5  # a second SIGTERM before the server has taken the first is lost: Linux keeps one
+MAX_TIMEOUT_S = 7 * 86400.0  # poll() takes no longer than 24 days
 
 
 class NotRunning(PlainError):
@@ -32,7 +34,8 @@ class StoppedServer:
 def stop_server(folder: ServerFolder, timeout_s: float | None) -> StoppedServer:
     """Stop a server, and return once it has ended.
 
-    It lets running requests finish, for up to its own drain timeout; after `timeout_s` they are cut off.
+    It lets running requests finish, for up to its own drain timeout; after `timeout_s`, which is at least SIGNAL_GAP_S
+    and at most MAX_TIMEOUT_S, they are cut off.
     Raises NotRunning, OutOfReach and OSError.
     """
     begin_s = time.monotonic()
@@ -65,7 +68,8 @@ def _open(pid: int) -> int | None:
 
 def _end(pidfd: int, timeout_s: float | None) -> bool:
     """End a process; return whether it took more than the first signal."""
-    signals = ((signal.SIGTERM, timeout_s), (signal.SIGTERM, CUT_TIMEOUT_S), (signal.SIGKILL, None))
+    first_s = None if timeout_s is None else max(timeout_s, SIGNAL_GAP_S)
+    signals = ((signal.SIGTERM, first_s), (signal.SIGTERM, CUT_TIMEOUT_S), (signal.SIGKILL, None))
     for num_sent, (number, wait_s) in enumerate(signals):
         try:
             signal.pidfd_send_signal(pidfd, number)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def servers(run: Run) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_detached_server_serves_until_it_is_stopped(run: Run, tmp_path: Path) -> None:
     [port] = free_ports("127.0.0.1", 1)
     started = run("serve", "--colocated=1", f"--port={port}", "--detach")
@@ -105,3 +107,24 @@ def test_the_servers_own_error_is_shown(run: Run) -> None:
     done = run("serve", "/nowhere/model", "--detach")
     assert done.returncode == 1
     assert "Error: /nowhere/model is neither a directory" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_shells_redirection_into_the_log_directory_is_not_bounded(run: Run, tmp_path: Path) -> None:
+    """The shell's position in the file would stay where it is, so that the log would become a hole."""
+    [port] = free_ports("127.0.0.1", 1)
+    log = tmp_path / "serve.log"
+    log.write_bytes(b"x" * (1 << 17))
+    argv = [sys.executable, "-m", "baton", "serve", "--colocated=1", f"--port={port}", f"--log-dir={tmp_path}"]
+    with log.open("r+b") as output:
+        output.seek(0, os.SEEK_END)
+        process = subprocess.Popen([*argv, "--max-log-bytes=64KiB"], stdout=output, stderr=output)
+        try:
+            while b"Serving" not in log.read_bytes():
+                assert process.poll() is None
+                time.sleep(0.2)
+        finally:
+            process.terminate()
+            process.wait(60)
+    assert log.read_bytes().startswith(b"x" * (1 << 17))
+    assert not (tmp_path / "serve.log.1").exists()

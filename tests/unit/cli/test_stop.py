@@ -1,14 +1,20 @@
 """Which servers `baton stop` takes, and what `--detach` refuses; servers that run are in tests/integration/http."""
 
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from baton.__main__ import main
+from baton.cli import stop as stop_command
+from baton.cli.options import detach as detach_options
 from baton.deployment.local.detached.folder import ServerFolder
 from baton.deployment.local.detached.record import ServerRecord, write_record
+from baton.deployment.local.detached.start import StartFailed
+from baton.deployment.local.detached.stop import NotRunning
 
 
 def run(tmp_path: Path, *words: str) -> Result:
@@ -33,6 +39,8 @@ def killed(tmp_path: Path, name: str, port: int) -> ServerFolder:
         (("stop", "../none"), "NAME: '../none' is not allowed; it must be 1 to 64 letters"),
         (("stop", "a", "--all"), "give one of NAME, --port and --all"),
         (("stop", "--port=9"), "no detached server has port 9; `baton ps` lists all"),
+        (("stop", "x", "--timeout-s=nan"), "nan is not a number of seconds"),
+        (("stop", "x", "--timeout-s=inf"), "inf is not in the range"),
         (("stop",), "no detached server runs; Ctrl-C or SIGTERM stops others"),
     ],
 )
@@ -56,3 +64,38 @@ def test_a_killed_server_is_listed_until_it_is_stopped(tmp_path: Path) -> None:
     assert stopped.output == "Error: qwen does not run: it was killed. Its log is /logs/qwen\n"
     assert [each["name"] for each in json.loads(run(tmp_path, "ps", "--json").output)] == ["gemma"]
     assert run(tmp_path, "stop", "--all").output == ""
+
+
+def test_a_server_that_ends_meanwhile_was_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = killed(tmp_path, "qwen", 8001)
+
+    def end(*_: object) -> None:
+        folder.forget()  # as an orderly shutdown does
+        raise NotRunning("qwen has just ended")
+
+    monkeypatch.setattr(stop_command, "stop_server", end)
+    stopped = run(tmp_path, "stop", "qwen")
+    assert stopped.output == "Error: qwen has just ended; `baton ps` lists all detached servers\n"
+
+
+def test_the_record_of_a_new_server_with_the_name_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = killed(tmp_path, "qwen", 8001)
+
+    def replaced(*_: object) -> None:
+        monkeypatch.setattr(ServerFolder, "holder", lambda _: 7)
+        raise NotRunning("qwen has just ended")
+
+    monkeypatch.setattr(stop_command, "stop_server", replaced)
+    assert "was killed" not in run(tmp_path, "stop", "qwen").output
+    assert folder.record() is not None
+
+
+def test_the_status_of_a_start_is_not_read_as_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*arguments: Any) -> int:
+        arguments[-1]("both-0: ended [/INST]; restarting")
+        raise StartFailed("no model", 3)
+
+    monkeypatch.setattr(detach_options, "start_detached", start)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep their handlers
+    result = run(tmp_path, "serve", "--detach", "--name=x")
+    assert (result.exit_code, result.output.splitlines()[-1]) == (3, "Error: no model")

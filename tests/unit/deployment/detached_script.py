@@ -28,6 +28,7 @@ def main(path: str, behaviour: str) -> None:
     server.is_starting("tiny", "http://127.0.0.1:7")
     if behaviour != "loads":
         server.is_ready()
+    if behaviour not in ("loads", "is silent"):
         manager.ready("serving")
     for _ in range({"drains": 2, "hangs": 1000}.get(behaviour, 1)):
         signal.sigwait({signal.SIGTERM})

@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,18 @@ def test_reports_arrive_at_the_socket_that_children_do_not_inherit(tmp_path: Pat
 def test_without_a_manager_or_after_its_end_nothing_happens(tmp_path: Path) -> None:
     for environment in ({}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": str(tmp_path / "gone")}):
         ServiceManager.take(environment).ready("serving")
+
+
+def test_the_report_that_it_is_ready_waits_for_a_manager_that_is_behind(tmp_path: Path) -> None:
+    """Linux keeps about ten reports, so those of a large cluster's start may fill the queue."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
+        manager = ServiceManager(str(tmp_path / "notify"))
+        for _ in range(1000):
+            manager.status("loading")
+        reporting = threading.Thread(target=manager.ready, args=["serving"])
+        reporting.start()
+        while systemd.recv(1000) != b"READY=1\nSTATUS=serving":
+            pass
+        reporting.join()

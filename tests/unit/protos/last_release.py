@@ -5,13 +5,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf.descriptor import Descriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, MethodDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 ROOT = Path(__file__).with_name("last_release")
+UNKNOWN_FIELD = b"\xf8\xff\xff\xff\x0f\x01"  # 1 as the field with the largest number, which no message has
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,14 @@ class LastRelease:
             name = next(name for name, file in pending.items() if not pending.keys() & set(file.dependency))
             pool.Add(pending.pop(name))
         return cls(files, pool)
+
+    def enums(self) -> list[EnumDescriptor]:
+        """Return all top-level enums."""
+        return [
+            self.pool.FindEnumTypeByName(f"{file.package}.{enum.name}")
+            for file in self.files.file
+            for enum in file.enum_type
+        ]
 
     def messages(self) -> list[Descriptor]:
         """Return all top-level messages."""

@@ -121,6 +121,17 @@ def test_the_time_out_cuts_requests_off(
     assert folder.record() is None
 
 
+def test_the_second_signal_is_sent_after_the_first_was_taken(
+    folder: ServerFolder, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_module, "CUT_TIMEOUT_S", 60)
+    start(folder, "drains", environment)
+    stopped = stop_server(folder, 0.0)
+    assert stopped.was_cut
+    assert stopped.took_s < 30  # not by SIGKILL
+    assert folder.record() is None
+
+
 def test_a_killed_server_is_recognised_and_its_process_id_is_not_trusted(
     folder: ServerFolder, environment: dict[str, str]
 ) -> None:
@@ -161,9 +172,30 @@ def test_damaged_records_are_no_records(tmp_path: Path) -> None:
         assert read_record(path) is None
 
 
+def test_other_files_in_the_directory_are_skipped(folder: ServerFolder, environment: dict[str, str]) -> None:
+    folder.make()
+    (folder.path.parent / "file").touch()
+    (folder.path.parent / ".hidden").mkdir()
+    (folder.path.parent / ".hidden" / "server.json").touch()
+    assert server_folders(environment) == []
+
+
 def test_names_are_single_path_components() -> None:
     assert all(NAME.fullmatch(name) for name in ("8000", "qwen-3.5_b", "a" * 64))
     assert not any(NAME.fullmatch(name) for name in ("", "..", ".x", "a/b", "a" * 65, "a b", "ä"))
+
+
+def test_a_lost_report_is_found_in_the_record(
+    folder: ServerFolder, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_module, "RECORD_PERIOD_S", 0.05)
+    folder.make()  # with the record of a server that was killed
+    write_record(folder.record_path, ServerRecord(7, "/log", 1.0, "ready", "killed", "http://h"))
+    pid = start(folder, "is silent", environment)
+    record = folder.record()
+    assert record is not None
+    assert (folder.holder(), record.model, record.state) == (pid, "tiny", "ready")
+    stop_server(folder, None)
 
 
 def test_the_error_is_the_last_one_in_the_log(tmp_path: Path) -> None:
@@ -172,4 +204,5 @@ def test_the_error_is_the_last_one_in_the_log(tmp_path: Path) -> None:
     assert start_module.error_in(log, len("Error: old\n")) == "new\n  more"
     log.write_text("\n".join(map(str, range(100))))
     assert start_module.error_in(log, 0) == "\n".join(["the server ended:", *map(str, range(80, 100))])
+    assert start_module.error_in(log, 1 << 20).endswith("\n99")  # the log was longer, and has been emptied since
     assert "cannot be read" in start_module.error_in(tmp_path / "none", 0)
