@@ -9,7 +9,6 @@
 """
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from weakref import WeakKeyDictionary
 
 from baton.engine.kv.block_manager import BlockManager
@@ -73,7 +72,7 @@ class Speculator:
         drafts = self._draft(plan)
         for proposal, length in zip(plan.proposals, plan.lengths, strict=True):
             request = proposal.request
-            draft = list(self._without_end(request, drafts.get(request, ())[:length]))
+            draft = list(drafts.get(request, ())[:length])
             if draft and self._blocks.grow(request, num_unknown=len(draft)):
                 items[proposal.place] = items[proposal.place].with_drafts(draft)
 
@@ -183,17 +182,13 @@ class Speculator:
         if limit <= 0 or request.keep_blocks or not self._may_draft(request):  # a peer may read all of kept blocks
             return None
         offer = self._drafter.offer(request, limit)
-        if offer is None or (offer.first_token is not None and self._finish_rule.is_end(request, offer.first_token)):
+        if offer is None:
             return None
         acceptance = self._acceptances.get(request)
         if acceptance is None:
             acceptance = Acceptance() if self._of_all is None else self._of_all.of_another()
             self._acceptances[request] = acceptance
         return Proposal(place, request, offer, acceptance, num_left)
-
-    def _without_end(self, request: Request, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return drafted tokens up to the first that would end the request."""
-        return list(takewhile(lambda token_id: not self._finish_rule.is_end(request, token_id), token_ids))
 
 
 def _plain_s(rates: StepRates, num_sequences: int) -> float:
