@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 from baton.engine.kv.block_manager import BlockManager
-from baton.engine.request import FinishRule, Request
+from baton.engine.request import FinishRule, Request, RequestStatus
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.scheduling.step_rates import StepRates
 from baton.engine.speculation.acceptance import Acceptance
@@ -58,8 +58,9 @@ class Speculator:
         self._acceptances: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
         self._drafting_s = 0.0  # the part of it for the drafts of that step
         self._num_accepted = 0  # drafted tokens of that step
-        # First drafted tokens for which the next step was held up, and their places.
-        self._guesses: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
+        # Places and first drafted tokens that cost time without being verified: of drafts for which the next step was
+        # held up, and of those that are empty since the drafter expects an end (None).
+        self._guesses: WeakKeyDictionary[Request, tuple[int, int | None]] = WeakKeyDictionary()
 
     def add_drafts(self, items: list[ScheduledRequest], most: int) -> None:
         """Extend requests of a step by drafts, `most` tokens in all, in place."""
@@ -73,6 +74,8 @@ class Speculator:
         for proposal, length in zip(plan.proposals, plan.lengths, strict=True):
             request = proposal.request
             draft = list(drafts.get(request, ())[:length])
+            if length and request in drafts and not draft:
+                self._guesses[request] = request.num_tokens, None
             if draft and self._blocks.grow(request, num_unknown=len(draft)):
                 items[proposal.place] = items[proposal.place].with_drafts(draft)
 
@@ -138,8 +141,11 @@ class Speculator:
     def _check_guesses(self) -> None:
         """Note which guesses were right. If one was wrong, its request may have no proposal now; but it cost time."""
         for request, (place, token_id) in self._guesses.items():
-            if request.num_tokens > place:
-                self._acceptances[request].note(1, int(request.token_ids[place] == token_id))
+            if request.num_tokens > place and request.status is not RequestStatus.FINISHED:
+                is_right = int(request.token_ids[place] == token_id)
+                self._acceptances[request].note(1, is_right)
+                if self._of_all is not None:
+                    self._of_all.note(1, is_right)
         self._guesses.clear()
 
     def _plan(self, requests: dict[int, Request], num_sequences: int, most: int) -> DraftPlan:
