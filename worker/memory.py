@@ -62,12 +62,13 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
         weights = weights_bytes(Path(engine.model), model, engine.quantization)
         if model.moe is not None:
             weights //= worker.group_size  # approximately: most weights are experts, which are spread over the group
+        weights //= worker.nnodes
         if (draft := DraftCheckpoint.of(engine, model)) is not None:
-            weights += draft.weights_bytes
+            weights += draft.weights_bytes  # rank 0 has all of it
         need = MemoryNeed(
             need.num_pools + worker.ranks_per_node,
             need.kv_bytes + worker.ranks_per_node * (engine.kv_cache_memory_bytes or 0),
-            need.weights_bytes + weights // worker.nnodes,
+            need.weights_bytes + weights,
             max(need.store_bytes, worker.kv_host_memory_bytes or 0),
         )
     return need

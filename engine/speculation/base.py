@@ -42,8 +42,9 @@ class Drafter(Protocol):
         ...
 
     def draft(self, wanted: Mapping[Request, int], preparation_s: float) -> Drafted:
-        """Draft at most these numbers of tokens, as were offered in this step, in order.
+        """Draft at most these numbers of tokens, as were offered in this step, in order, none of which is an end.
 
-        Requests that are not ready get none: they are prepared, which takes about `preparation_s` at most.
+        A draft is empty if its first token would be an end. Requests that are not ready, or lack memory, have none;
+        those that are not ready are prepared, which takes about `preparation_s` at most.
         """
         ...

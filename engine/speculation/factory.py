@@ -32,6 +32,6 @@ def speculator_of(
     count, others = options.num_speculative_tokens, (blocks, finish_rule, rates, may_draft, num_elsewhere)
     if draft_model is None:
         lookup = NGramLookup(options.prompt_lookup_min, options.prompt_lookup_max)
-        return Speculator(count, LookupDrafter(lookup), *others)
+        return Speculator(count, LookupDrafter(lookup, finish_rule), *others)
     drafter = ModelDrafter(draft_model, finish_rule, vocab_size)
     return Speculator(count, drafter, *others, Acceptance.of_all())

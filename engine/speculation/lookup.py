@@ -1,9 +1,10 @@
 """Drafts that are looked up, in so little time that it does not count."""
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Protocol
 
-from baton.engine.request import Request
+from baton.engine.request import FinishRule, Request
 from baton.engine.speculation.base import Drafted, Offer
 
 
@@ -22,8 +23,9 @@ class Lookup(Protocol):
 class LookupDrafter:
     """Drafter whose tokens are all looked up when they are offered."""
 
-    def __init__(self, lookup: Lookup) -> None:
+    def __init__(self, lookup: Lookup, finish_rule: FinishRule) -> None:
         self._lookup = lookup
+        self._finish_rule = finish_rule
         self._found: dict[Request, Sequence[int]] = {}  # in this step
 
     def begin_step(self) -> None:
@@ -32,8 +34,9 @@ class LookupDrafter:
         self._lookup.begin_step()
 
     def offer(self, request: Request, limit: int) -> Offer | None:
-        """Offer the tokens that are found; see `Drafter`."""
-        found = self._lookup.propose(request, limit)
+        """Offer the tokens that are found, up to one that would end the request; see `Drafter`."""
+        proposed = self._lookup.propose(request, limit)
+        found = list(takewhile(lambda token_id: not self._finish_rule.is_end(request, token_id), proposed))
         if not found:
             return None
         self._found[request] = found

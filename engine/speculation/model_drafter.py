@@ -46,7 +46,7 @@ class ModelDrafter:
 
     def offer(self, request: Request, limit: int) -> Offer | None:
         """Offer tokens of a request that fits into the draft model's context and has no images; see `Drafter`."""
-        limit = min(limit, self._model.max_model_len - request.num_tokens)
+        limit = min(limit, self._model.max_model_len - request.num_tokens, self._times.most_passes)
         if limit <= 0 or request.images:
             return None
         twin = self.twins.of(request)

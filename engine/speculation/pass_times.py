@@ -1,6 +1,8 @@
 """Times of a draft model: of a pass that drafts a token for each of some requests, and of a prompt's tokens."""
 
+import sys
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 NUM_KEPT = 9  # latest passes, whose median does not depend on a few that were delayed
@@ -17,6 +19,11 @@ class PassTimes:
         self._passes: dict[int, deque[float]] = {}
         self._age = 0
         self._longest_age = FIRST_AGE
+
+    @property
+    def most_passes(self) -> int:
+        """Passes that a step may have: as long as their time is not known, as few as measure it."""
+        return sys.maxsize if self._trusted() else TRUSTED_PASSES
 
     def begin_step(self) -> None:
         """Note a step. After many without a pass the times are given up: the machine may have been busy."""
@@ -41,7 +48,10 @@ class PassTimes:
     def pass_s(self, num_requests: int) -> float:
         """Return the time of a pass for some requests: that of the nearest number that is known; 0: none is."""
         size = num_requests.bit_length()
-        known = [each for each, times in self._passes.items() if len(times) >= TRUSTED_PASSES]
+        known = self._trusted()
         if not known:
             return 0.0
         return median(self._passes[min(known, key=lambda each: abs(each - size))])
+
+    def _trusted(self) -> Sequence[int]:
+        return [each for each, times in self._passes.items() if len(times) >= TRUSTED_PASSES]

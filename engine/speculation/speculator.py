@@ -9,11 +9,10 @@
 """
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from weakref import WeakKeyDictionary
 
 from baton.engine.kv.block_manager import BlockManager
-from baton.engine.request import FinishRule, Request
+from baton.engine.request import FinishRule, Request, RequestStatus
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.scheduling.step_rates import StepRates
 from baton.engine.speculation.acceptance import Acceptance
@@ -59,8 +58,9 @@ class Speculator:
         self._acceptances: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
         self._drafting_s = 0.0  # the part of it for the drafts of that step
         self._num_accepted = 0  # drafted tokens of that step
-        # First drafted tokens for which the next step was held up, and their places.
-        self._guesses: WeakKeyDictionary[Request, tuple[int, int]] = WeakKeyDictionary()
+        # Places and first drafted tokens that cost time without being verified: of drafts for which the next step was
+        # held up, and of those that are empty since the drafter expects an end (None).
+        self._guesses: WeakKeyDictionary[Request, tuple[int, int | None]] = WeakKeyDictionary()
 
     def add_drafts(self, items: list[ScheduledRequest], most: int) -> None:
         """Extend requests of a step by drafts, `most` tokens in all, in place."""
@@ -73,7 +73,9 @@ class Speculator:
         drafts = self._draft(plan)
         for proposal, length in zip(plan.proposals, plan.lengths, strict=True):
             request = proposal.request
-            draft = list(self._without_end(request, drafts.get(request, ())[:length]))
+            draft = list(drafts.get(request, ())[:length])
+            if length and request in drafts and not draft:
+                self._guesses[request] = request.num_tokens, None
             if draft and self._blocks.grow(request, num_unknown=len(draft)):
                 items[proposal.place] = items[proposal.place].with_drafts(draft)
 
@@ -139,8 +141,11 @@ class Speculator:
     def _check_guesses(self) -> None:
         """Note which guesses were right. If one was wrong, its request may have no proposal now; but it cost time."""
         for request, (place, token_id) in self._guesses.items():
-            if request.num_tokens > place:
-                self._acceptances[request].note(1, int(request.token_ids[place] == token_id))
+            if request.num_tokens > place and request.status is not RequestStatus.FINISHED:
+                is_right = int(request.token_ids[place] == token_id)
+                self._acceptances[request].note(1, is_right)
+                if self._of_all is not None:
+                    self._of_all.note(1, is_right)
         self._guesses.clear()
 
     def _plan(self, requests: dict[int, Request], num_sequences: int, most: int) -> DraftPlan:
@@ -183,17 +188,13 @@ class Speculator:
         if limit <= 0 or request.keep_blocks or not self._may_draft(request):  # a peer may read all of kept blocks
             return None
         offer = self._drafter.offer(request, limit)
-        if offer is None or (offer.first_token is not None and self._finish_rule.is_end(request, offer.first_token)):
+        if offer is None:
             return None
         acceptance = self._acceptances.get(request)
         if acceptance is None:
             acceptance = Acceptance() if self._of_all is None else self._of_all.of_another()
             self._acceptances[request] = acceptance
         return Proposal(place, request, offer, acceptance, num_left)
-
-    def _without_end(self, request: Request, token_ids: Sequence[int]) -> Sequence[int]:
-        """Return drafted tokens up to the first that would end the request."""
-        return list(takewhile(lambda token_id: not self._finish_rule.is_end(request, token_id), token_ids))
 
 
 def _plain_s(rates: StepRates, num_sequences: int) -> float:

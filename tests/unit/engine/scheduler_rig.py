@@ -37,7 +37,7 @@ class Rig:
         self.speculator: Speculator | None = None
         if self.drafter is not None:
             self.speculator = Speculator(
-                5, LookupDrafter(self.drafter), blocks, finish_rule, lambda: StepRates(decode_step_s=1.0)
+                5, LookupDrafter(self.drafter, finish_rule), blocks, finish_rule, lambda: StepRates(decode_step_s=1.0)
             )
             self.speculator._costs = FreeDrafts()
         self.scheduler = Scheduler(

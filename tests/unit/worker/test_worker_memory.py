@@ -69,6 +69,9 @@ def test_a_draft_model_takes_its_weights_and_a_part_of_the_kv_cache() -> None:
     drafting = replace(plain, speculative_config=parse_json(f'{{"model": "{BUNDLED}"}}'))
     needs = [memory_need([replace(worker(None), engine=each)], MODEL) for each in (plain, drafting)]
     assert needs[1].weights_bytes == 2 * needs[0].weights_bytes
+    sized = replace(drafting, kv_cache_memory_bytes=GIB)
+    node = memory_need([replace(worker(None, ranks=4), engine=sized, nnodes=2)], MODEL)
+    assert node.weights_bytes == needs[0].weights_bytes // 2 + needs[0].weights_bytes, "the draft model is not divided"
     draft = DraftCheckpoint.of(drafting, MODEL)
     assert draft is not None
     assert draft.token_bytes == kv_bytes_per_token(MODEL)

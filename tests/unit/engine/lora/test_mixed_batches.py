@@ -15,6 +15,7 @@ from baton.engine.sampling.params import SamplingParams
 from tests.adapters import make_adapter
 from tests.marks import slow_case
 from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run
+from tests.unit.engine.speculation.draft_rig import draft_freely, option
 
 NAMES = (None, "all", "attention", "down")
 PROMPT = random_tokens(50)
@@ -61,6 +62,15 @@ def test_a_mixed_batch_gives_each_request_its_tokens(
     engine = with_adapters(model, adapters, **options)
     for _ in range(2):  # the second time the prompts are in the prefix cache
         assert run(engine, *one_of_each()) == expected
+
+
+def test_a_draft_model_without_adapters(model: Path, adapters: dict[str, Path], expected: dict[str, list[int]]) -> None:
+    engine = with_adapters(model, adapters, speculative_config=option(model))
+    draft_freely(engine)
+    for _ in range(2):
+        assert run(engine, *one_of_each()) == expected
+    counters = engine.stats().speculation
+    assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens, "those of adapters are sometimes wrong"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ class Timed:
         self.clock = StepClock()
         rule = FinishRule(frozenset(), max_model_len=100)
         blocks = BlockManager(9, 4, enable_prefix_caching=False)
-        self.speculator = Speculator(5, LookupDrafter(NGramLookup(2, 5)), blocks, rule, self.clock.rates_for_drafts)
+        self.speculator = Speculator(
+            5, LookupDrafter(NGramLookup(2, 5), rule), blocks, rule, self.clock.rates_for_drafts
+        )
 
     def add(self, step_s: float, num_drafted: int = 0, between_s: float = 0.0, looks_ahead: bool = False) -> None:
         """Add a step of one sequence, some time after the last one was collected."""

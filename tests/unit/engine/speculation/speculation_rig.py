@@ -64,7 +64,8 @@ def draft_always(engine: Engine, outputs: Mapping[str, Sequence[int]] | None = N
     assert engine.speculator is not None
     engine.speculator._costs = FreeDrafts()
     if outputs is not None:
-        engine.speculator._drafter = LookupDrafter(OracleDrafter(outputs, seed, range(3, VOCAB_SIZE), right=0.8))
+        oracle = OracleDrafter(outputs, seed, range(3, VOCAB_SIZE), right=0.8)
+        engine.speculator._drafter = LookupDrafter(oracle, engine.finish_rule)
 
 
 def run(engine: Engine, requests: Iterable[Request], at_once: int = 8) -> dict[str, Outcome]:

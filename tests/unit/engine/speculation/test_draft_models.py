@@ -188,6 +188,19 @@ def test_steps_are_launched_ahead_where_drafts_do_not_pay(model: Path, drafts: d
     assert clients.num_launched_ahead > 5
 
 
+def test_few_passes_measure_their_time(model: Path) -> None:
+    """A deep draft of passes whose time is unknown could hold up a step for long."""
+    drafter = drafter_of(drafting_engine(model, model, 64))
+    request = Request(RequestId("a"), [5, 6, 7], 3, SamplingParams(max_tokens=200))
+    assert drafter.offer(request, 64) == Offer(3)
+    for _ in range(3):
+        drafter._times.add(1, 0.1)
+    assert drafter.offer(request, 64) == Offer(64)
+    for _ in range(65):
+        drafter._times.begin_step()
+    assert drafter.offer(request, 64) == Offer(3)
+
+
 def test_aborted_requests_leave_nothing(model: Path, drafts: dict[str, Path]) -> None:
     draw, engine = random.Random(5), drafting_engine(model, drafts["similar"])
     names = [str(number) for number in range(16)]

@@ -30,6 +30,7 @@ class VirtualDraftModel:
 
     right: float
     pass_time_s: float
+    expects_end: bool = False  # each draft is empty, since its first token would end the request
     rng: random.Random = field(default_factory=lambda: random.Random(2))
     prepared: dict[str, int] = field(default_factory=dict)  # tokens with KV
     known: dict[str, tuple[int, int]] = field(default_factory=dict)  # tokens and their digest
@@ -64,7 +65,7 @@ class VirtualDraftModel:
                 self.prepared[request.request_id] = request.num_tokens - missing + taken
                 num_left, num_prepared = num_left - taken, num_prepared + taken
             else:
-                drafts[request] = self._tokens(request, count)
+                drafts[request] = [] if self.expects_end else self._tokens(request, count)
                 self.prepared[request.request_id] = request.num_tokens
                 deepest = max(deepest, count)
         for _ in range(deepest):
@@ -124,6 +125,13 @@ def test_a_draft_model_pays_or_is_not_used(pass_s: float, right: float, batch: i
     assert drafted > 0.96 * plain
     if right > 0.8 and pass_s < 0.2:
         assert drafted > (2 if batch == 1 else 1.3) * plain
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_drafts_that_wrongly_expect_an_end_stop(batch: int) -> None:
+    """No token of them is verified, but they take a pass of the draft model."""
+    plain = rate(batch, None, 60, 120)
+    assert rate(batch, VirtualDraftModel(0.9, 0.25, expects_end=True), 60, 120) > 0.96 * plain
 
 
 @pytest.mark.parametrize("right", [0.9, 0.0])

@@ -47,7 +47,9 @@ class Guess:
 def num_held_up(draft_s: float, is_right: bool, proposes_behind: bool) -> int:
     """Count the steps that are held up. The guess is right or wrong, and behind it there is a proposal or none."""
     rule, blocks = FinishRule(frozenset(), max_model_len=10_000), BlockManager(1000, BLOCK_SIZE, False)
-    speculator = Speculator(5, LookupDrafter(drafter := Guess()), blocks, rule, lambda: StepRates(decode_step_s=1.0))
+    speculator = Speculator(
+        5, LookupDrafter(drafter := Guess(), rule), blocks, rule, lambda: StepRates(decode_step_s=1.0)
+    )
     speculator._costs = FixedDrafts(draft_s=draft_s)
     request = Request(RequestId("a"), [1, 2, 3], 3, SamplingParams(max_tokens=9_000), num_computed_tokens=2)
     count = 0

@@ -55,7 +55,7 @@ def rate(batch: int, drafter: GuessingDrafter | None, cost: StepCost, sequence_s
     blocks = BlockManager(num_blocks, 16, enable_prefix_caching=False)
     speculator = None
     if drafter is not None:
-        speculator = Speculator(MAX_DRAFT, LookupDrafter(drafter), blocks, rule, clock.rates_for_drafts)
+        speculator = Speculator(MAX_DRAFT, LookupDrafter(drafter, rule), blocks, rule, clock.rates_for_drafts)
     config = EngineConfig(model="", max_num_batched_tokens=256, max_num_seqs=64)
     scheduler, model = Scheduler(config, blocks, rule, speculator=speculator), FakeModel(num_blocks, 16)
     now_s, num_tokens = 0.0, 0

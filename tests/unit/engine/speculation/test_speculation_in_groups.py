@@ -109,7 +109,7 @@ def test_ranks_have_no_drafts_that_cost_the_others_more() -> None:
         rule, blocks = FinishRule(frozenset(), max_model_len=100), BlockManager(20, 4, enable_prefix_caching=False)
         speculator = Speculator(
             3,
-            LookupDrafter(Recorder(lambda: 0, [5, 5, 5])),
+            LookupDrafter(Recorder(lambda: 0, [5, 5, 5]), rule),
             blocks,
             rule,
             lambda: StepRates(decode_step_s=1.0),
@@ -133,7 +133,7 @@ def test_ranks_know_how_many_tokens_the_others_compute(tmp_path: Path) -> None:
         speculator = group["rank-0"].engine.speculator
         assert speculator is not None
         drafter = Recorder(speculator._num_elsewhere)
-        speculator._drafter = LookupDrafter(drafter)
+        speculator._drafter = LookupDrafter(drafter, group["rank-0"].engine.finish_rule)
         group["rank-0"].add(*make_requests(0, 1))
         group["rank-1"].add(*make_requests(1, 4))
         group.wait_for_all()

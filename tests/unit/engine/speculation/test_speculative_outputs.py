@@ -89,7 +89,7 @@ def test_drafts_stop_where_they_do_not_pay(model: Path) -> None:
     assert engine.speculator is not None
     engine.speculator._costs = DraftCosts()  # measured ones
     wrong = {"1": [5] * 300}
-    engine.speculator._drafter = LookupDrafter(OracleDrafter(wrong, 0, VOCAB, right=1.0))
+    engine.speculator._drafter = LookupDrafter(OracleDrafter(wrong, 0, VOCAB, right=1.0), engine.finish_rule)
     request = Request(
         RequestId("1"), [1, 2, 3], 3, SamplingParams(max_tokens=250, logit_bias={5: -100}, ignore_eos=True)
     )

@@ -5,9 +5,11 @@ import random
 import pytest
 
 from baton.engine.config import EngineConfig
-from baton.engine.request import FinishReason, Request, RequestId
+from baton.engine.request import FinishReason, FinishRule, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.speculation import ngram
+from baton.engine.speculation.base import Offer
+from baton.engine.speculation.lookup import LookupDrafter
 from baton.engine.speculation.ngram import NGramLookup
 from tests.unit.engine.fake_model import VOCAB, reference
 from tests.unit.engine.scheduler_rig import BLOCK_SIZE, Rig
@@ -130,6 +132,24 @@ def test_an_end_token_is_never_drafted() -> None:
         plain.run_to_end()
         assert rig.outputs == plain.outputs
         assert rig.ends == plain.ends
+
+
+def test_tokens_behind_an_end_are_not_offered() -> None:
+    """Otherwise they would count in the price, and take a step's tokens from the drafts of others."""
+
+    class Fixed:
+        def begin_step(self) -> None:
+            """Do nothing."""
+
+        def propose(self, request: Request, limit: int) -> list[int]:
+            """Propose the same tokens always."""
+            return [5, 6, 7, 8][:limit]
+
+    drafter = LookupDrafter(Fixed(), FinishRule(frozenset({9}), max_model_len=100))
+    for stop, expected in ((7, Offer(2, 5)), (5, None), (4, Offer(4, 5))):
+        sampling = SamplingParams(stop_token_ids=frozenset([stop]))
+        request = Request(RequestId("a"), [1, 2], 2, sampling)
+        assert drafter.offer(request, 4) == expected
 
 
 def test_only_accepted_tokens_are_cached() -> None:
