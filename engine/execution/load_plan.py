@@ -45,8 +45,8 @@ class LoadPlan:
     @classmethod
     def of(cls, config: EngineConfig, whole: ModelConfig, shard: TensorShard, *, is_expert_parallel: bool) -> Self:
         """Return the plan. Raises UnsupportedModel for options that do not go with the model or with each other."""
-        shard.check(whole)
         check_recurrent(config, whole, shard.size, is_expert_parallel=is_expert_parallel)
+        shard.check(whole)
         check_adaptable(config, whole, is_expert_parallel=is_expert_parallel)
         num_parts = shard.kv_parts(whole, config.kv_shards)
         groups = KVGroups.of(config, whole)

@@ -24,6 +24,7 @@ def check_adaptable(config: EngineConfig, model: ModelConfig, *, is_expert_paral
     refused = {
         "multi-head latent attention": model.mla is not None,
         "recurrent layers": model.recurrent is not None,
+        "layers without attention": bool(model.layers_without_attention),
         "image inputs": model.vision is not None,
         "expert_parallel": is_expert_parallel,
     }

@@ -19,9 +19,12 @@ class Oracle:
         """Return the greedy continuation, computed token by token; EOS does not end it."""
         ids = torch.tensor([prompt])
         output = self._model(ids, use_cache=True)
+        cache = "cache_params" if "cache_params" in output else "past_key_values"  # Mamba-2's, or all others'
         tokens = [int(output.logits[0, -1].argmax())]
         while len(tokens) < count:
-            output = self._model(torch.tensor([tokens[-1:]]), past_key_values=output.past_key_values, use_cache=True)
+            position = torch.tensor([[len(prompt) + len(tokens) - 1]])  # Bamba's default is 0
+            cached = {cache: output[cache], "position_ids": position}
+            output = self._model(torch.tensor([tokens[-1:]]), use_cache=True, **cached)
             tokens.append(int(output.logits[0, -1].argmax()))
         return tokens
 

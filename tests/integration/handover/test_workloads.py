@@ -21,7 +21,7 @@ SMALL_POOLS = {  # two or three requests
     "qwen3-moe": "--kv-cache-memory-bytes=340KiB",  # 27 blocks
     "gemma3": "--kv-cache-memory-bytes=256KiB",  # 64 blocks of a layer each
     "qwen3-next": "--kv-cache-memory-bytes=360KiB",  # 45 blocks, of which a state takes 3
-    "nemotron-h": "--kv-cache-memory-bytes=192KiB",  # 48 blocks, of which a state takes 4
+    "nemotron-h": "--kv-cache-memory-bytes=164KiB",  # 41 blocks, of which a state takes 4
     "falcon-h1": "--kv-cache-memory-bytes=540KiB",  # 45 blocks, of which a state takes 3
     "mamba2": "--kv-cache-memory-bytes=224KiB",  # 56 blocks, of which a state takes 9
 }

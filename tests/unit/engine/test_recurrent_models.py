@@ -13,9 +13,10 @@ from baton.engine.engine import Engine
 from baton.engine.errors import QueueFull, UnsupportedModel
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.in_flight_step import LaunchedStep
+from baton.engine.execution.load_plan import LoadPlan
 from baton.engine.execution.loaded_model import load, zeros
-from baton.engine.kv.state_layout import check_recurrent
 from baton.engine.outputs import RequestOutput
+from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.request import FinishReason, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
@@ -320,7 +321,7 @@ def test_what_is_not_implemented_is_refused_by_name(
     config = EngineConfig(model=str(model), **({"device": "cpu"} | options))
     loaded = load(EngineConfig(model=str(model), device="cpu", kv_cache_memory_bytes=1 << 22), zeros)
     with pytest.raises(UnsupportedModel, match=f"{named} is not supported for the recurrent layers of "):
-        check_recurrent(config, loaded.config, num_ranks, is_expert_parallel=is_expert_parallel)
+        LoadPlan.of(config, loaded.config, TensorShard(size=num_ranks), is_expert_parallel=is_expert_parallel)
 
 
 def test_checkpoints_are_whole_blocks() -> None:

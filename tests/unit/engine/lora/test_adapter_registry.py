@@ -149,6 +149,12 @@ def test_models_that_cannot_have_adapters_are_refused(tmp_path: Path, family: st
         lora_engine(make_checkpoint(family, tmp_path / family))
 
 
+def test_layers_that_are_an_mlp_alone_cannot_have_adapters(tmp_path: Path) -> None:
+    model = make_checkpoint("nemotron-h", tmp_path, layers_block_type=["full_attention", "mlp"])
+    with pytest.raises(UnsupportedModel, match="enable_lora is not supported with layers without attention"):
+        lora_engine(model)
+
+
 def test_limits_are_checked() -> None:
     with pytest.raises(OptionError, match=r"max_cpu_loras is 4, but must be at least max_loras \(8\)"):
         EngineConfig(model="m", device="cpu", max_cpu_loras=4)
