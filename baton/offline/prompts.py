@@ -1,6 +1,6 @@
 """Prompts of offline inference: texts, tokens and conversations, as the tokens that are sent to the workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NotRequired
 
@@ -42,9 +42,12 @@ class Tokens:
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return several prompts or a single one as a list. A list of numbers is one prompt."""
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # a prompt, as checked
-    return list(prompts)  # type: ignore[arg-type]  # several, as checked
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise ValueError("prompts must be a prompt or a list of prompts")
+    several = list(prompts)
+    return [several] if several and isinstance(several[0], int) else several  # type: ignore[list-item, return-value]
 
 
 @dataclass(frozen=True, slots=True)
