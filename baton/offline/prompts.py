@@ -1,5 +1,6 @@
 """Prompts of offline inference: texts, tokens and conversations, as the tokens that are sent to the workers."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NotRequired
@@ -65,6 +66,7 @@ class PromptReader:
         """
         found: list[Tokens] = []
         for index, prompt in enumerate(prompts):
+            await asyncio.sleep(0)  # short texts are encoded without a wait, and Ctrl-C cancels at waits
             try:
                 found.append(self._checked(await self._tokens(prompt), room))
             except (InvalidRequest, ValueError) as error:
@@ -75,6 +77,7 @@ class PromptReader:
         """Return the tokens of conversations; a body has the fields of a `/tokenize` request. Raises ValueError."""
         found: list[Tokens] = []
         for index, body in enumerate(bodies):
+            await asyncio.sleep(0)
             try:
                 found.append(self._checked(await self._rendered(body), room=1))
             except (InvalidRequest, ValueError) as error:
