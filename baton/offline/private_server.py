@@ -70,7 +70,10 @@ class PrivateServer:
         raise self._failure(f"the process of the LLM {describe_exit(status)}\n{text}\nIts log: {self._log}")
 
     def check(self) -> None:
-        """Raise Ended unless the child runs."""
+        """Raise Ended if `close` was called, or unless the child runs."""
+        assert self._child.stdin is not None
+        if self._child.stdin.closed:
+            raise Ended("the LLM was closed")
         status = self._child.poll()
         if status is not None:
             text = log_tail(self._log, NUM_LINES)
