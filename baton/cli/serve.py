@@ -15,7 +15,7 @@ from baton.cli.display.serve_progress import open_display
 from baton.cli.options.detach import DetachableCommand, Detachment, detach, detach_flags, with_logs
 from baton.cli.options.draft_source import with_draft_directories
 from baton.cli.options.model_argument import model_argument
-from baton.cli.options.model_source import find_checkpoint, servable
+from baton.cli.options.model_source import find_checkpoint, plan_model, servable
 from baton.cli.options.panels import option_panels
 from baton.cli.options.vllm_flags import vllm_flags
 from baton.cli.serve_ray import auto_gpus, plan_serving, read_settings
@@ -29,11 +29,10 @@ from baton.deployment.local.cluster_config import (
     router_options,
     worker_options,
 )
-from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, check_resources, plan_cluster
+from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan
 from baton.deployment.local.detached.folder import SERVE_LOG
 from baton.deployment.local.events import Listener
 from baton.deployment.local.log_bound import LogBound
-from baton.deployment.local.machine import this_machine
 from baton.deployment.local.ports import PortInUse, check_port
 from baton.deployment.local.process_states import STATES_FILE, StatesWriter
 from baton.deployment.local.router_view import with_watch_key
@@ -43,7 +42,6 @@ from baton.engine.execution.visible_gpus import visible_gpus
 from baton.extras import RAY
 from baton.process.end_signals import EndSignals
 from baton.process.entry import config_file_flag, log_level_flag, plain_errors
-from baton.process.host_memory import host_memory
 from baton.process.service_manager import ServiceManager
 from baton.router.http.certificate import make_certificate
 from baton.router.secrets import with_secrets
@@ -134,9 +132,7 @@ def _plan(settings: ClusterSettings, sockets: Path, log_level: str) -> tuple[Che
         check_port(cluster.host, cluster.port)
     except PortInUse as error:
         raise click.ClickException(f"{error}; choose another with --port") from error
-    plan = plan_cluster(settings, checkpoint, this_machine(), sockets, log_level)
-    with servable(checkpoint.name):
-        check_resources(plan, checkpoint.config, host_memory())
+    plan = plan_model(settings, checkpoint, sockets, log_level)
     make_certificate(plan.router)  # fail on invalid files before anything starts
     return checkpoint, plan
 

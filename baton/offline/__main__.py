@@ -7,25 +7,24 @@
 """
 
 import asyncio
+import select
 import shutil
 import sys
 from pathlib import Path
 
 import click
 
-from baton.cli.options.model_source import find_checkpoint, servable
+from baton.cli.options.model_source import find_checkpoint, plan_model
 from baton.deployment.local.cluster import LocalCluster
 from baton.deployment.local.cluster_config import load_settings
-from baton.deployment.local.cluster_plan import ClusterPlan, check_resources, plan_cluster
+from baton.deployment.local.cluster_plan import ClusterPlan
 from baton.deployment.local.events import ClusterReady, Event, Warned
-from baton.deployment.local.machine import this_machine
 from baton.deployment.local.supervisor import RestartPolicy
 from baton.offline.directory import CONFIG, LOGS, SOCKETS
 from baton.process.child import make_private_dir
 from baton.process.end_signals import EndSignals
 from baton.process.entry import ProcessOptions, log_level_flag, run_process
 from baton.process.errors import PlainError
-from baton.process.host_memory import host_memory
 from baton.process.pipes import read_pipe
 from baton.process.progress import ProgressReporter
 
@@ -47,12 +46,25 @@ def main(directory: Path, progress_fd: int | None, log_level: str) -> None:
 
 
 async def _serve(directory: Path, progress_fd: int | None, log_level: str) -> None:
-    plan, log_dir, key = _plan(directory, log_level)
     signals = EndSignals()
     signals.listen()
     reader, pipe = await read_pipe(STDIN_FD)
     watching = asyncio.create_task(_wait_end(reader, signals.stop))
-    progress = ProgressReporter(progress_fd)
+    try:
+        await _cluster(directory, ProgressReporter(progress_fd), log_level).run(signals.stop, signals.kill)
+    except Exception:
+        if _is_abandoned():  # otherwise the LLM removes the directory, unless its error names a log there
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    finally:
+        watching.cancel()
+        pipe.close()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _cluster(directory: Path, progress: ProgressReporter, log_level: str) -> LocalCluster:
+    """Return the cluster of the config in a directory. Raises CannotServe or OptionError."""
+    plan, log_dir, key = _plan(directory, log_level)
 
     def listen(event: Event) -> None:
         if isinstance(event, ClusterReady):
@@ -61,7 +73,7 @@ async def _serve(directory: Path, progress_fd: int | None, log_level: str) -> No
         elif isinstance(event, Warned):
             print(f"{event.name}: {event.message}", file=sys.stderr, flush=True)
 
-    cluster = LocalCluster(
+    return LocalCluster(
         plan.specs(log_dir),
         plan.url,
         listen,
@@ -70,12 +82,6 @@ async def _serve(directory: Path, progress_fd: int | None, log_level: str) -> No
         plan.rendezvous_specs(log_dir),
         watch_key=key,
     )
-    try:
-        await cluster.run(signals.stop, signals.kill)
-    finally:
-        watching.cancel()
-        pipe.close()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _plan(directory: Path, log_level: str) -> tuple[ClusterPlan, Path, str]:
@@ -85,14 +91,19 @@ def _plan(directory: Path, log_level: str) -> tuple[ClusterPlan, Path, str]:
     make_private_dir(sockets)
     try:
         checkpoint = find_checkpoint(settings.cluster, settings.engine["decode"])
-        plan = plan_cluster(settings, checkpoint, this_machine(), sockets, log_level)
-        with servable(checkpoint.name):
-            check_resources(plan, checkpoint.config, host_memory())
+        plan = plan_model(settings, checkpoint, sockets, log_level)
     except click.ClickException as error:
         raise CannotServe(error.message) from error
     given, keys = settings.cluster.log_dir, settings.router["api_key"]
     assert isinstance(keys, tuple)
     return plan, directory / LOGS if given is None else Path(given), keys[0]
+
+
+def _is_abandoned() -> bool:
+    """Return whether standard input is closed at its other end: no LLM waits for this process."""
+    stdin = select.poll()
+    stdin.register(STDIN_FD, select.POLLIN)
+    return any(flags & select.POLLHUP for _, flags in stdin.poll(0))
 
 
 async def _wait_end(reader: asyncio.StreamReader, stop: asyncio.Event) -> None:

@@ -1,12 +1,14 @@
 """LoRA adapters of offline inference."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.offline.requests import Request
+from baton.offline.errors import RequestFailed
+from baton.offline.requests import Request, Requests
 
-PATH = "/v1/load_lora_adapter"
+LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,19 @@ class LoadedAdapters:
         self.paths[name] = path
 
 
-def load_request(name: str, path: str) -> Request:
-    """Return the request that loads an adapter."""
-    return Request(PATH, {"lora_name": name, "lora_path": path})
+async def load(requests: Requests, name: str, path: str) -> None:
+    """Load an adapter. Raises ValueError if it cannot be loaded.
+
+    An interrupted call, or an attempt that the router's loss ended, may have left an adapter with this name. It is
+    unloaded first: its path may be another one.
+    """
+    wanted = Request(LOAD_PATH, {"lora_name": name, "lora_path": path})
+    try:
+        await requests.post(wanted)
+    except RequestFailed:
+        with suppress(RequestFailed):  # there is none with this name
+            await requests.post(Request(UNLOAD_PATH, {"lora_name": name}))
+        try:
+            await requests.post(wanted)
+        except RequestFailed as error:
+            raise ValueError(f"lora_request: the adapter {name} of {path} cannot be loaded: {error.reason}") from None

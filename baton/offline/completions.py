@@ -13,7 +13,6 @@ from baton.router.openai.logprobs import TOKEN_ID_PREFIX
 from baton.router.text.tokenizer import Tokenizer
 
 PATH = "/v1/completions"
-DEFAULT_MAX_TOKENS = 16  # without sampling parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class Completions:
 
     request_id: str
     prompt: Tokens
-    params: SamplingParams | None  # None: the defaults of the model's generation_config.json
+    params: SamplingParams
     seed: int | None  # None: the router draws it
     max_model_len: int
     tokenizer: Tokenizer
@@ -33,13 +32,12 @@ class Completions:
         """Return the request."""
         params = self.params
         left = self.max_model_len - len(self.prompt.token_ids)
-        max_tokens = DEFAULT_MAX_TOKENS if params is None else params.max_tokens
-        max_tokens = left if max_tokens is None else min(max_tokens, left)
+        max_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
         body: dict[str, object] = {
-            **({} if params is None else params.body()),
+            **params.body(),
             "prompt": self.prompt.token_ids,
             "max_tokens": max_tokens,
-            "min_tokens": 0 if params is None else min(params.min_tokens, max_tokens),
+            "min_tokens": min(params.min_tokens, max_tokens),
             "seed": self.seed,
             "priority": self.priority,
             "return_token_ids": True,
@@ -66,7 +64,7 @@ class Completions:
 
     @property
     def _num_top(self) -> int:
-        return (0 if self.params is None else self.params.logprobs) or 0
+        return self.params.logprobs or 0
 
 
 def _completion(choice: Mapping[str, Any], tokenizer: Tokenizer, num_top: int) -> CompletionOutput:

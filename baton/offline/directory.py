@@ -20,12 +20,23 @@ def make_directory(content: Mapping[str, object], log_dir: str | None) -> tuple[
 
     Raises OptionError if logs cannot be written.
     """
+    text = json.dumps(content)
+    if log_dir is not None:
+        _make_log_dir(Path(log_dir))
     directory = Path(mkdtemp(prefix="baton-llm-", dir=socket_parent()))
-    (directory / CONFIG).write_text(json.dumps(content))
     logs = directory / LOGS if log_dir is None else Path(log_dir)
     try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        (directory / CONFIG).write_text(text)
+        logs.mkdir(exist_ok=True)
+    except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
-        raise OptionError(f"log_dir: cannot write logs to {logs}: {error.strerror}") from error
+        raise
     return directory, logs
+
+
+def _make_log_dir(logs: Path) -> None:
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / CLUSTER_LOG).touch()
+    except OSError as error:
+        raise OptionError(f"log_dir: cannot write logs to {logs}: {error.strerror}") from error

@@ -26,3 +26,4 @@ class RequestFailed(OfflineError):
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(f"prompt {index} failed: {reason}")
         self.index = index
+        self.reason = reason

@@ -19,12 +19,12 @@ from typing import TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
-from baton.offline.adapters import LoadedAdapters, LoRARequest, load_request
+from baton.offline.adapters import LoadedAdapters, LoRARequest, load
 from baton.offline.batch_size import max_in_flight
 from baton.offline.completions import Completions
 from baton.offline.embeddings import Embedding
 from baton.offline.errors import Ended
-from baton.offline.options import read_options
+from baton.offline.options import StrPath, read_options
 from baton.offline.outputs import EmbeddingRequestOutput, RequestOutput
 from baton.offline.own_loop import run_on_own_loop
 from baton.offline.private_server import PrivateServer
@@ -46,12 +46,12 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: StrPath | None = None,
         *,
         num_prefill: int = 1,
         num_decode: int = 1,
         seed: int | None = 0,
-        log_dir: str | None = None,
+        log_dir: StrPath | None = None,
         **options: object,
     ) -> None:
         """Start the workers and wait until they serve.
@@ -67,7 +67,8 @@ class LLM:
         checkpoint = chosen.checkpoint()
         self._seeds = None if seed is None else random.Random(seed)
         self._numbers = count()
-        self._adapters = LoadedAdapters()
+        self._adapters = LoadedAdapters() if chosen.has_lora else None
+        self._adapter_turn = Lock()
         self._tokenizer_turn = Lock()
         self._tokenizer_directory = str(checkpoint.tokenizer or checkpoint.directory)
         server = PrivateServer(chosen.at(checkpoint))
@@ -142,8 +143,10 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters in the model's generation_config.json, otherwise the usual ones."""
-        given = self._reader.model.sampling_defaults
+        given, max_tokens = self._reader.model.sampling_defaults, self._reader.model.default_max_tokens
+        usual = SamplingParams()
         return SamplingParams(
+            max_tokens=usual.max_tokens if max_tokens is None else max_tokens,
             temperature=given.temperature,
             top_p=given.top_p,
             top_k=given.top_k,
@@ -175,10 +178,12 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        params = _one_each("sampling_params", sampling_params, SamplingParams, len(tokens))
+        usual = self.get_default_sampling_params()
+        given = _one_each("sampling_params", sampling_params, SamplingParams, len(tokens))
+        params = [each or usual for each in given]
         adapters = _one_each("lora_request", lora_request, LoRARequest, len(tokens))
         priorities = _one_each("priority", priority, int, len(tokens))
-        for each in {id(each): each for each in params if each is not None}.values():
+        for each in {id(each): each for each in params}.values():
             each.check(self._reader.model.vocab_size)
         self._load(adapters)
         jobs = [
@@ -194,7 +199,7 @@ class LLM:
             )
             for prompt, chosen, adapter, urgency in zip(tokens, params, adapters, priorities, strict=True)
         ]
-        most = max((1 if each is None else each.n for each in params), default=1)
+        most = max((each.n for each in params), default=1)
         return self._send(jobs, max(1, self._max_in_flight // most), use_tqdm)
 
     def _send(self, jobs: Sequence[Job[T]], max_in_flight: int, use_tqdm: UseTqdm) -> list[T]:
@@ -202,9 +207,14 @@ class LLM:
             return self._run(partial(self._requests.run, jobs, max_in_flight, bar.advance))
 
     def _load(self, adapters: Sequence[LoRARequest | None]) -> None:
-        for name, path in self._adapters.missing(adapters).items():
-            self._run(partial(self._requests.post, load_request(name, path)))
-            self._adapters.add(name, path)
+        if not any(adapters):
+            return
+        if self._adapters is None:
+            raise ValueError("lora_request needs an LLM with enable_lora=True")
+        with self._adapter_turn:
+            for name, path in self._adapters.missing(adapters).items():
+                self._run(partial(load, self._requests, name, path))
+                self._adapters.add(name, path)
 
     def _tokenize(self, work: Callable[[], Coroutine[object, object, T]]) -> T:
         """Run work of the tokenizer. Calls from several threads take turns at it."""
@@ -219,9 +229,9 @@ class LLM:
     def _next_id(self) -> str:
         return str(next(self._numbers))
 
-    def _seed(self, params: SamplingParams | None) -> int | None:
+    def _seed(self, params: SamplingParams) -> int | None:
         """Return the seed of a request: the given one, or the next one of the LLM."""
-        if params is not None and params.seed is not None:
+        if params.seed is not None:
             return params.seed
         return None if self._seeds is None else self._seeds.getrandbits(SEED_BITS)
 

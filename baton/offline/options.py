@@ -1,7 +1,9 @@
 """Options of `LLM`: those of `baton serve`, under the same names and vLLM's, and the ones that it sets itself."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import click
 
@@ -20,6 +22,7 @@ from baton.router.auth.api_key import new_key
 from baton.settings.config_file import build, check_section, pick
 from baton.settings.values import JsonText, OptionError, Value
 
+StrPath = str | os.PathLike[str]
 HOST = "127.0.0.1"
 POOLS = {"prefill": "num_prefill", "decode": "num_decode", "colocated": "num_prefill=0"}
 # Options of a server for clients: this one has no client but the LLM.
@@ -53,8 +56,9 @@ class OfflineOptions:
         return content
 
     def checkpoint(self) -> Checkpoint:
-        """Find or download the model. Raises ValueError if there is none, or if it cannot be served."""
+        """Find or download the model. Raises ValueError if there is none, or if it cannot be served as configured."""
         cluster = build(ClusterConfig, pick(cluster_options(), self.values))
+        cluster.check_groups()
         try:
             return find_checkpoint(cluster, pick(engine_options(), self.values))
         except click.ClickException as error:
@@ -78,6 +82,11 @@ class OfflineOptions:
         return given
 
     @property
+    def has_lora(self) -> bool:
+        """Whether requests may name adapters."""
+        return bool(self.values.get("enable_lora"))
+
+    @property
     def log_dir(self) -> str | None:
         """Given directory of the logs."""
         given = self.values.get("log_dir")
@@ -93,7 +102,7 @@ class OfflineOptions:
 
 
 def read_options(
-    model: str | None, num_prefill: int, num_decode: int, log_dir: str | None, given: Mapping[str, object]
+    model: StrPath | None, num_prefill: int, num_decode: int, log_dir: StrPath | None, given: Mapping[str, object]
 ) -> OfflineOptions:
     """Return the options for the arguments of `LLM`. Raises OptionError naming the first invalid one."""
     if num_prefill < 0 or num_decode < 1:
@@ -128,7 +137,10 @@ def read_options(
     }
     if chosen.get("enable_lora"):
         chosen["lora_dir"] = "/"  # a LoRARequest may name any path
-    chosen |= {name: value for name, value in (("model", model), ("log_dir", log_dir)) if value is not None}
+    if model is not None:
+        chosen["model"] = os.fspath(model)
+    if log_dir is not None:
+        chosen["log_dir"] = str(Path(log_dir).expanduser().absolute())
     return OfflineOptions(chosen, key)
 
 

@@ -11,6 +11,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from baton.offline.directory import CLUSTER_LOG, make_directory
 from baton.offline.errors import Ended, StartFailed
@@ -45,16 +46,12 @@ class PrivateServer:
         self._log = self.log_dir / CLUSTER_LOG
         self._owner = os.getpid()
         self._turn = threading.Lock()
-        progress_read, progress_write = os.pipe()
+        self._keeps_directory = False
         try:
-            self._child = _start(self._directory, self._log, progress_write)
-        except OSError:
-            os.close(progress_read)
+            self._child, self._progress = _start(self._directory, self._log)
+        except BaseException:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise
-        finally:
-            os.close(progress_write)
-        self._progress = os.fdopen(progress_read, "rb")
         os.register_at_fork(after_in_child=_Disowned(self))
 
     def wait_ready(self) -> Serving:
@@ -73,10 +70,14 @@ class PrivateServer:
         raise self._failure(f"the process of the LLM {describe_exit(status)}\n{text}\nIts log: {self._log}")
 
     def check(self) -> None:
-        """Raise Ended unless the child runs."""
+        """Raise Ended if `close` was called, or unless the child runs."""
+        assert self._child.stdin is not None
+        if self._child.stdin.closed:
+            raise Ended("the LLM was closed")
         status = self._child.poll()
         if status is not None:
-            raise Ended(f"the processes of the LLM are gone: their parent {describe_exit(status)}; log: {self._log}")
+            text = log_tail(self._log, NUM_LINES)
+            raise Ended(f"the processes of the LLM are gone: their parent {describe_exit(status)}\n{text}".rstrip())
 
     def close(self) -> None:
         """End all processes and remove the directory. Does nothing in a process that was forked from the owner."""
@@ -84,18 +85,17 @@ class PrivateServer:
             return
         with self._turn:
             self.disown()
-            if self._child.returncode is None:
-                try:
-                    self._child.wait(END_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    os.killpg(self._child.pid, signal.SIGKILL)
-                    self._child.wait()
+            try:
+                self._child.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._child.pid, signal.SIGKILL)
+                self._child.wait()
+            if not self._keeps_directory:
                 shutil.rmtree(self._directory, ignore_errors=True)
 
     def _failure(self, message: str) -> StartFailed:
-        """Return the error of a failed start. The directory is kept if the message names a log in it."""
-        if str(self._directory) not in message:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        """Return the error of a failed start. `close` keeps the directory if the message names a log in it."""
+        self._keeps_directory = str(self._directory) in message
         return StartFailed(message)
 
     def disown(self) -> None:
@@ -117,17 +117,27 @@ class _Disowned:
             server.disown()
 
 
-def _start(directory: Path, log: Path, progress_fd: int) -> subprocess.Popen[bytes]:
+def _start(directory: Path, log: Path) -> tuple["subprocess.Popen[bytes]", BinaryIO]:
+    """Start the child. Return it and its progress."""
+    progress_read, progress_write = os.pipe()
+    progress = os.fdopen(progress_read, "rb")
     # -P: do not import from the current directory, which may have a package with the same name.
-    argv = (sys.executable, "-P", "-m", "baton.offline", str(directory), f"--progress-fd={progress_fd}")
+    argv = (sys.executable, "-P", "-m", "baton.offline", str(directory), f"--progress-fd={progress_write}")
     env = {name: value for name, value in os.environ.items() if name not in SECRETS.values()}
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            env={**env, "PYTHONUNBUFFERED": "1"},
-            pass_fds=(progress_fd,),
-            start_new_session=True,
-        )
+    try:
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={**env, "PYTHONUNBUFFERED": "1"},
+                pass_fds=(progress_write,),
+                start_new_session=True,
+            )
+    except BaseException:
+        progress.close()
+        raise
+    finally:
+        os.close(progress_write)
+    return child, progress

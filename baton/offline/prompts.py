@@ -1,6 +1,7 @@
 """Prompts of offline inference: texts, tokens and conversations, as the tokens that are sent to the workers."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NotRequired
 
@@ -42,9 +43,12 @@ class Tokens:
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return several prompts or a single one as a list. A list of numbers is one prompt."""
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # a prompt, as checked
-    return list(prompts)  # type: ignore[arg-type]  # several, as checked
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise ValueError("prompts must be a prompt or a list of prompts")
+    several = list(prompts)
+    return [several] if several and isinstance(several[0], int) else several  # type: ignore[list-item, return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class PromptReader:
         """
         found: list[Tokens] = []
         for index, prompt in enumerate(prompts):
+            await asyncio.sleep(0)  # short texts are encoded without a wait, and Ctrl-C cancels at waits
             try:
                 found.append(self._checked(await self._tokens(prompt), room))
             except (InvalidRequest, ValueError) as error:
@@ -72,6 +77,7 @@ class PromptReader:
         """Return the tokens of conversations; a body has the fields of a `/tokenize` request. Raises ValueError."""
         found: list[Tokens] = []
         for index, body in enumerate(bodies):
+            await asyncio.sleep(0)
             try:
                 found.append(self._checked(await self._rendered(body), room=1))
             except (InvalidRequest, ValueError) as error:

@@ -108,7 +108,7 @@ class Requests:
                 reason = response.text
             except httpx.TransportError as error:  # the router was lost; its supervisor starts it again
                 self.check_server()
-                num_losses += not isinstance(error, httpx.ConnectError)
+                num_losses += not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 reason = str(error) or type(error).__name__
             except ServerError as error:
                 raise RequestFailed(index, str(error)) from None

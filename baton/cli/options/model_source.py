@@ -10,8 +10,9 @@ import click
 
 from baton.cli.options.hub import HUB_PATTERNS, TOKENIZER_PATTERNS, download, is_hub_id
 from baton.cli.options.hub_gguf import HubGguf
-from baton.deployment.local.cluster_config import ClusterConfig
-from baton.deployment.local.cluster_plan import Checkpoint
+from baton.deployment.local.cluster_config import ClusterConfig, ClusterSettings
+from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, check_resources, plan_cluster
+from baton.deployment.local.machine import this_machine
 from baton.engine.checkpoint.gguf.tensors import model_name
 from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.checkpoint.packed.completeness import check_packed
@@ -19,6 +20,7 @@ from baton.engine.checkpoint.tensor_index import GGUF
 from baton.engine.config import TOKENIZER, EngineConfig
 from baton.engine.errors import EngineError
 from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.process.host_memory import host_memory
 from baton.settings.values import Value
 
 BUNDLED_NAME = "baton-bundled"
@@ -63,6 +65,17 @@ def find_checkpoint(cluster: ClusterConfig, engine: Mapping[str, Value]) -> Chec
 def _engine(directory: Path, tokenizer: Path | None, options: Mapping[str, Value]) -> EngineConfig:
     named = None if tokenizer is None else str(tokenizer)
     return EngineConfig(model=str(directory), tokenizer=named, **options)  # type: ignore[arg-type]  # checked when read
+
+
+def plan_model(settings: ClusterSettings, checkpoint: Checkpoint, sockets: Path, log_level: str) -> ClusterPlan:
+    """Return the processes that serve a checkpoint on this machine.
+
+    Raises OptionError, or ClickException if the machine has not enough memory.
+    """
+    plan = plan_cluster(settings, checkpoint, this_machine(), sockets, log_level)
+    with servable(checkpoint.name):
+        check_resources(plan, checkpoint.config, host_memory())
+    return plan
 
 
 @contextmanager

@@ -23,7 +23,8 @@ print(llm.log_dir, flush=True)
 def program(body: str) -> Iterator[tuple["subprocess.Popen[str]", Path, list[psutil.Process]]]:
     """Run a program, and yield it, the private directory of its LLM, and the LLM's processes, once they serve."""
     argv = [sys.executable, "-c", BEGINNING + body]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         children: list[psutil.Process] = []
         try:
             directory = Path(_line(process.stdout)).parent

@@ -3,7 +3,11 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.integration.offline.programs import program
@@ -71,3 +75,38 @@ time.sleep(600)
         assert process.stdout.readline() == "collected\n"
         await wait_gone(*children)
         assert not directory.exists()
+
+
+async def test_an_llm_whose_processes_were_killed_leaves_nothing() -> None:
+    body = """
+print("begun", flush=True)
+sys.stdin.readline()
+try:
+    llm.generate("a", use_tqdm=False)
+except Exception as error:
+    print(type(error).__name__, flush=True)
+llm.close()
+"""
+    with program(body) as (process, directory, children):
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "begun\n"
+        [parent] = [each for each in children if "baton.offline" in each.cmdline()]
+        parent.kill()
+        await wait_gone(*children)
+        output, errors = await asyncio.to_thread(process.communicate, "\n")
+        assert (process.returncode, output, errors) == (0, "Ended\n", "")
+    assert not directory.exists()
+
+
+async def test_a_killed_program_whose_llm_cannot_start_leaves_nothing(tmp_path: Path) -> None:
+    start = "from baton import LLM; LLM(kv_cache_memory_bytes='900GiB')"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    argv = [sys.executable, "-c", start]
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL) as process:  # noqa: ASYNC220  # returns at once
+        async with asyncio.timeout(60):
+            while not (children := psutil.Process(process.pid).children()):
+                await asyncio.sleep(0.01)
+        process.kill()
+    await wait_gone(*children)
+    assert list(tmp_path.glob("baton-llm-*")) == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -183,7 +184,12 @@ def test_what_cannot_start_has_a_reason() -> None:
 
 def test_a_closed_llm_takes_no_calls() -> None:
     made = LLM(num_prefill=0, **ENGINE)
-    made.close()
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(made.generate, PROMPTS, SamplingParams(max_tokens=2000, ignore_eos=True), use_tqdm=False)
+        time.sleep(0.5)
+        made.close()
+        with pytest.raises(Ended, match="closed"):
+            call.result()
     made.close()
     with pytest.raises(Ended, match="closed"):
         made.generate("a")

@@ -85,3 +85,16 @@ def test_a_checkpoint_that_was_found_replaces_names_of_the_hub() -> None:
     values = found.at(checkpoint).values
     assert values["model"] == str(checkpoint.directory)
     assert values["served_model_name"] == "mine"
+
+
+def test_paths_may_be_path_objects_and_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = read_options(tmp_path / "model", 1, 1, Path("~/logs"), {})
+    assert json.loads(json.dumps(found.content()))["model"] == str(tmp_path / "model")
+    assert found.log_dir == str(tmp_path / "logs")
+    assert read_options(None, 1, 1, "~/logs", {}).log_dir == str(tmp_path / "logs")
+
+
+def test_workers_that_do_not_divide_into_groups_are_an_error_before_the_start() -> None:
+    with pytest.raises(OptionError, match="3 workers do not divide into groups of 2"):
+        options(1, 3, expert_parallel=2).checkpoint()

@@ -1,5 +1,6 @@
 """Prompts as tokens: the kinds of prompts, conversations, and the first one that cannot be served."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,14 @@ async def test_a_conversation_is_rendered_with_its_options(reader: PromptReader)
 async def test_a_conversation_that_cannot_be_served_is_named(reader: PromptReader, messages: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         await reader.read_chats([{"messages": messages}])
+
+
+@pytest.mark.parametrize("kind", ["prompts", "conversations"])
+async def test_reading_ends_in_the_middle_if_it_is_cancelled(reader: PromptReader, kind: str) -> None:
+    bodies = [{"messages": [{"role": "user", "content": "a"}]}] * 1000
+    reading = reader.read(["a"] * 1000, 1) if kind == "prompts" else reader.read_chats(bodies)
+    task = asyncio.create_task(reading)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()

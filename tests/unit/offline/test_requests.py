@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from baton.offline import requests
@@ -163,3 +164,22 @@ async def test_the_output_is_cut_to_the_context(tokenizer: Tokenizer) -> None:
     async with running_router(ScriptedWorker()) as router:
         outputs: list[RequestOutput] = await sender(router.url).run(jobs, 2, ignore)
     assert [len(each.outputs[0].token_ids) for each in outputs] == [MAX_MODEL_LEN - 2] * 2
+
+
+@pytest.mark.usefixtures("no_waits")
+async def test_a_busy_router_that_accepts_late_has_lost_nothing(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_attempts = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal num_attempts
+        num_attempts += 1
+        if num_attempts <= 2 * requests.MAX_LOSSES:
+            raise httpx.ConnectTimeout("", request=request)
+        return httpx.Response(200, content=EMPTY)
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://router")
+    monkeypatch.setattr(Requests, "_client", lambda _: client)
+    [output] = await sender("http://router").run([job(tokenizer)], 1, ignore)
+    assert output.finished

@@ -57,6 +57,22 @@ async def test_logprobs_have_their_shape() -> None:
         assert [entry.top_logprobs for entry in bare.choices[0].logprobs.content] == [[]] * 6
 
 
+async def test_logprobs_name_tokens_by_their_ids_if_wanted() -> None:
+    options: dict[str, Any] = {"max_tokens": 6, "logprobs": True, "top_logprobs": 2, "seed": 5}
+    extra = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    async with running_router(ScriptedWorker()) as router:
+        plain = (await complete(router, **options)).choices[0]
+        [whole] = (await complete(router, **options, extra_body=extra)).choices
+        chunks = await collect(router, **options, extra_body=extra)
+    content = whole.logprobs.content
+    assert [entry.token for entry in content] == [f"token_id:{token_id}" for token_id in whole.token_ids]
+    assert all(best.token.startswith("token_id:") for entry in content for best in entry.top_logprobs)
+    assert [entry.bytes for entry in content] == [entry.bytes for entry in plain.logprobs.content]
+    assert whole.message.content == plain.message.content
+    streamed = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices and chunk.choices[0].logprobs]
+    assert [entry for each in streamed for entry in each.content] == content
+
+
 async def test_equal_seeds_repeat_the_output_and_missing_ones_do_not() -> None:
     async with running_router(ScriptedWorker()) as router:
         texts = [(await complete(router, max_tokens=12, seed=3)).choices[0].message.content for _ in range(2)]

@@ -139,6 +139,28 @@ async def test_echo_with_logprobs_begins_with_the_prompt(stream: bool) -> None:
         assert [text[start:end] for start, end in pairwise(starts)] == block["tokens"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_name_tokens_by_their_ids_if_wanted(stream: bool) -> None:
+    extra = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    options: dict[str, Any] = {"max_tokens": 3, "echo": True, "logprobs": 2, "seed": 2, "extra_body": extra}
+    async with running_router(ScriptedWorker()) as router:
+        prompt = await tokenize(router, PROMPT)
+        plain = (await complete(router, **{**options, "extra_body": {}})).choices[0]
+        if stream:
+            choices = [chunk.choices[0] async for chunk in await complete(router, **options, stream=True)]
+        else:
+            choices = (await complete(router, **options)).choices
+    token_ids = [token_id for choice in choices for token_id in choice.token_ids]
+    names = [name for choice in choices for name in choice.logprobs.tokens]
+    assert names == [f"token_id:{token_id}" for token_id in (*prompt, *token_ids)]
+    best = [each for choice in choices for each in choice.logprobs.top_logprobs]
+    assert best[0] is None
+    assert all(name in each for name, each in zip(names[1:], best[1:], strict=True))
+    assert all(key.startswith("token_id:") for each in best[1:] for key in each)
+    assert "".join(choice.text for choice in choices) == plain.text
+    assert [each for choice in choices for each in choice.logprobs.text_offset] == plain.logprobs.text_offset
+
+
 async def test_large_responses_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
     word = CompletionShape.whole
