@@ -10,10 +10,12 @@ import asyncio
 import select
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from baton.cli.options.draft_source import with_draft_directories
 from baton.cli.options.model_source import find_checkpoint, plan_model
 from baton.deployment.local.cluster import LocalCluster
 from baton.deployment.local.cluster_config import load_settings
@@ -90,6 +92,7 @@ def _plan(directory: Path, log_level: str) -> tuple[ClusterPlan, Path, str]:
     sockets = directory / SOCKETS
     make_private_dir(sockets)
     try:
+        settings = replace(settings, engine=with_draft_directories(settings.engine))
         checkpoint = find_checkpoint(settings.cluster, settings.engine["decode"])
         plan = plan_model(settings, checkpoint, sockets, log_level)
     except click.ClickException as error:
