@@ -59,3 +59,18 @@ def test_tasks_and_callbacks_of_a_request_name_it_and_others_do_not(log: io.Stri
 
     asyncio.run(main())
     assert requests(log) == ["r1", "r2", "r3", ""]
+
+
+def test_a_short_id_is_named_beside_words_that_have_its_letters(log: io.StringIO) -> None:
+    with request_scope("1"):
+        logging.getLogger("baton.test").info("11 tokens")
+    assert requests(log) == ["1"]
+
+
+def test_a_faulty_record_of_a_library_does_not_fail_the_request(
+    log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    with request_scope("r1"):
+        logging.getLogger("library").info("%d", "no number")
+    assert log.getvalue() == ""
