@@ -14,7 +14,7 @@ from typing import Protocol
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 HEAD = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (?P<level>[A-Z]+) +(?P<process>\S+) (?P<logger>\S+): "
-    r"(?:\[(?P<request_id>[^\]\s]+)\] )?(?P<text>.*)",
+    r"(?:\[(?P<request_id>\S+)\] )?(?P<text>.*)",
     re.DOTALL,
 )
 DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")

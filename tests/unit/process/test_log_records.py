@@ -139,3 +139,8 @@ def test_records_of_several_files_are_in_the_order_of_time() -> None:
     second = "2026-01-31T11:58:01.000Z INFO    b x: 2\nwith more\n2026-01-31T11:58:03.000Z INFO    b x: 4\n"
     found = in_order([read(first).records(), read(second).records()])
     assert [record.text for record in found] == ["1", "2\nwith more", "3", "4"]
+
+
+def test_a_request_may_have_brackets_in_its_id() -> None:
+    [record] = read("2026-01-31T11:58:00.000Z INFO    decode-0 baton.x: [a]-[b] one\n").records()
+    assert (record.request_id, record.text) == ("a]-[b", "one")
