@@ -6,9 +6,11 @@ import logging
 import re
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from baton.process.logs import set_up_logging
-from baton.process.request_scope import enter_request, request_scope
+from baton.process.request_scope import current_request, enter_request, request_scope
+from baton.router.http.middleware import RequestIdMiddleware
 
 
 @pytest.fixture
@@ -74,3 +76,23 @@ def test_a_faulty_record_of_a_library_does_not_fail_the_request(
     with request_scope("r1"):
         logging.getLogger("library").info("%d", "no number")
     assert log.getvalue() == ""
+
+
+async def test_requests_without_a_body_have_their_own_id() -> None:
+    seen = []
+
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(current_request())
+
+    async def unused() -> dict[str, object]:
+        raise AssertionError
+
+    async def send(_message: object) -> None:
+        raise AssertionError
+
+    for given in (b"r2", b"no\nid"):
+        scope: Scope = {"type": "http", "headers": [(b"x-request-id", given)]}
+        with request_scope("r1"):
+            await asyncio.create_task(RequestIdMiddleware(app)(scope, unused, send))
+    assert seen[0] == "r2"
+    assert re.fullmatch("[0-9a-f]{32}", seen[1])
