@@ -4,6 +4,7 @@ import asyncio
 import io
 import logging
 import re
+from collections.abc import Iterator
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -14,7 +15,7 @@ from baton.router.http.middleware import RequestIdMiddleware
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """The standard error of a process whose logging is set up; the test's own handlers return afterwards."""
     root, text = logging.getLogger(), io.StringIO()
     handlers, level = root.handlers[:], root.level
