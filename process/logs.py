@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from baton.process.request_scope import current_request
 
+PUNCTUATION = "()[]:,;'\""  # around the id of a request in a text
 BURST = 20  # records of one kind in a burst
 PER_S = 1.0  # records of one kind per second after that
 MAX_KINDS = 1024  # kinds that are tracked
@@ -78,25 +79,27 @@ def dump_stacks_on_signal() -> None:
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
 
 
-def note_request(record: logging.LogRecord) -> bool:
-    """Add the request of the running task to a record, unless its text names it."""
-    request_id = current_request()
-    record.request = f"[{request_id}] " if request_id and request_id not in record.getMessage() else ""
-    return True
+class _Formatter(logging.Formatter):
+    """Format of a line, with the request of the running task unless the text names it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        """Return the line of a record whose `message` is set."""
+        request_id = current_request()
+        is_named = not request_id or any(word.strip(PUNCTUATION) == request_id for word in record.message.split())
+        record.request = "" if is_named else f"[{request_id}] "
+        return super().formatMessage(record)
 
 
 def set_up_logging(process_name: str, level: str) -> None:
     """Log records from `level` up to standard error, with times in UTC and a rate limit."""
-    formatter = logging.Formatter(
+    formatter = _Formatter(
         f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {process_name} %(name)s: %(request)s%(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
-        defaults={"request": ""},
     )
     formatter.converter = time.gmtime
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     handler.addFilter(LogLimit())
-    handler.addFilter(note_request)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     for name in NOISY:

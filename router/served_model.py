@@ -123,7 +123,9 @@ class ModelMaker:
         metrics.registry.register(WorkerSeries(pool, info.name))
         metrics.registry.register(PoolSeries(pool, info.name))
         if config.metrics_names != "baton":
-            metrics.registry.register(AdapterRequests(metrics.live, lambda: max_loras(pool.connections), PREFIX))
+            metrics.registry.register(
+                AdapterRequests(metrics.live, info.name, lambda: max_loras(pool.connections), PREFIX)
+            )
         plan = PlanSeries(registry, info.name)
         metrics.registry.register(plan)
         policy = make_policy(config.policy, config.local_prefill_below, targets)

@@ -34,7 +34,6 @@ def plain_rules() -> str:
     values = {
         "model": "bundled",
         "image": {"repository": "r"},
-        "rdma": {"enabled": True},
         "monitoring": {"rules": {"enabled": True}},
         "slo": {"ttftSeconds": 1, "tpotSeconds": 0.05, "quantile": 0.95},
         "ray": {"checkOperator": False},

@@ -4,20 +4,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 import rich_click as click
 
-from baton.process.log_records import LogFile, LogFilter, LogRecord, in_order, since_time
+from baton.process.log_records import GrowingFile, LogFile, LogFilter, LogRecord, Pipe, in_order, since_time
 from baton.process.logs import LOG_LEVELS
+from baton.process.state_directory import state_directory
 
 POLL_S = 0.25
 POOLS = ("prefill", "decode", "both", "router")
-SERVERS = Path("baton", "servers")  # below the state directory, a folder for each detached server
+OLDER = "*.log.1"  # what a log had before it was shortened
+SERVERS = "servers"  # in the state directory, a folder for each detached server
 COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "DEBUG": "bright_black"}
 
 
@@ -60,28 +62,41 @@ def command(
     if Path("-") in sources:
         if len(sources) > 1:
             raise click.UsageError("-: standard input cannot be read together with files")
-        _print(LogFile("stdin", sys.stdin.buffer).records(), wanted, as_json)
+        with suppress(KeyboardInterrupt):
+            _print(_piped(sys.stdin.fileno()), wanted, as_json)
         return
-    with ExitStack() as stack:
-        logs = _Logs(sources, stack)
-        _print(in_order(file.records() for file in logs.files()), wanted, as_json)
-        try:
-            while follow:
-                time.sleep(POLL_S)
-                _print(in_order(file.records() for file in logs.files()), wanted, as_json)
-        except KeyboardInterrupt:
-            return
+    with closing(_Logs(sources)) as logs, suppress(KeyboardInterrupt):
+        _print(logs.records(is_last=not follow), wanted, as_json)
+        while follow:
+            time.sleep(POLL_S)
+            _print(logs.records(), wanted, as_json)
+
+
+def _piped(fd: int) -> Iterator[LogRecord]:
+    """Yield the records of a pipe as they are written."""
+    pipe = Pipe(fd)
+    file = LogFile("stdin", pipe)
+    while pipe.is_open:
+        yield from file.records()
+    yield from file.records(is_last=True)
 
 
 def newest_logs(environment: Mapping[str, str]) -> Path:
-    """Return the directory of logs of the detached server that wrote last. Raises ClickException if there is none."""
-    state = Path(environment.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    found = [path for path in (state / SERVERS).glob("*/logs") if log_files(path)]
+    """Return the directory of logs of the detached server that wrote last. Raises UsageError if there is none."""
+    servers = state_directory(environment) / SERVERS
+    found = [path for path in servers.glob("*/logs") if log_files(path)]
     if not found:
         raise click.UsageError(
-            f"there are no logs in {state / SERVERS}; name files or the directory that --log-dir of baton serve has"
+            f"there are no logs in {servers}; name files or the directory that --log-dir of baton serve has"
         )
-    return max(found, key=lambda path: max(file.stat().st_mtime for file in log_files(path)))
+    return max(found, key=lambda path: max(map(_written_s, log_files(path))))
+
+
+def _written_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # it was removed, or is a dangling link
+        return 0.0
 
 
 def log_files(path: Path) -> list[Path]:
@@ -92,22 +107,42 @@ def log_files(path: Path) -> list[Path]:
 class _Logs:
     """The files of the given sources, those that appear later included."""
 
-    def __init__(self, sources: Sequence[Path], stack: ExitStack) -> None:
+    def __init__(self, sources: Sequence[Path]) -> None:
         self._sources = sources
-        self._stack = stack  # closes them
-        self._open: dict[Path, LogFile] = {}
+        self._open: dict[Path, GrowingFile] = {}
 
-    def files(self) -> Iterator[LogFile]:
-        """Yield all files."""
-        for path in (file for source in self._sources for file in log_files(source)):
-            if path not in self._open:
-                self._open[path] = LogFile.open(path)
-                self._stack.callback(self._open[path].close)
-            self._open[path].restart(path.stat().st_size)
-            yield self._open[path]
+    def records(self, *, is_last: bool = False) -> Iterator[LogRecord]:
+        """Return the records that were written since the last call, in the order of time.
+
+        `is_last`: nothing more will be read.
+        """
+        return in_order(self._records(is_last))
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._open.values():
+            file.close()
+
+    def _records(self, is_last: bool) -> Iterator[Iterable[LogRecord]]:
+        """Yield the new records of each file."""
+        older = [] if self._open else [file for source in self._sources for file in source.glob(OLDER)]
+        for path in (*older, *(file for source in self._sources for file in log_files(source))):
+            try:
+                file = self._open.get(path)
+                if file is not None and not file.follows(path):
+                    yield list(file.records(is_last=True))  # the rest of the file that was replaced
+                    self._open.pop(path).close()
+                    file = None
+                if file is None:
+                    file = self._open[path] = GrowingFile(path)
+            except FileNotFoundError:  # it is being replaced, or was removed
+                continue
+            except OSError as error:
+                raise click.ClickException(f"cannot read {path}: {error.strerror}") from error
+            yield file.records(is_last=is_last)
 
 
-def _print(records: Iterator[LogRecord] | list[LogRecord], wanted: LogFilter, as_json: bool) -> None:
+def _print(records: Iterable[LogRecord], wanted: LogFilter, as_json: bool) -> None:
     for record in records:
         if not wanted.accepts(record):
             continue

@@ -85,7 +85,7 @@ class Dispatcher:
                     logger.warning("%s is retried: %s", generation.request.request_id, error)
         finally:
             self._release(progress)
-            self._metrics.left(progress.live)
+            self._metrics.dispatch_ended(progress.live)
             if num_tokens := len(progress.token_ids) - len(generation.token_ids):
                 self._placement.note_output(num_tokens)  # also if it was cancelled: clients stop reading at the end
 

@@ -7,6 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.process.request_scope import enter_request
 from baton.router.auth.client import Gate
 from baton.router.http.headers import new_id, read_headers
 from baton.router.openai.errors import error_response
@@ -48,6 +49,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = new_id(Headers(scope=scope).get("x-request-id", ""))
+        enter_request(request_id)  # the task may be a copy of that of the connection's previous request
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -52,19 +52,20 @@ class AdapterRequests(Collector):
     Each combination of adapters is a series of its own, so this is collected only with vLLM's names.
     """
 
-    def __init__(self, live: LiveCompletions, max_loras: Callable[[], int], prefix: str) -> None:
+    def __init__(self, live: LiveCompletions, model_name: str, max_loras: Callable[[], int], prefix: str) -> None:
         """`max_loras`: adapters in a step of a worker; 0: workers have none, and then there is no series."""
         self._live = live
+        self._model_name = model_name
         self._max_loras = max_loras
         self._name = f"{prefix}lora_requests_info"
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the series."""
-        labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        labels = ("model_name", "max_lora", "waiting_lora_adapters", "running_lora_adapters")
         family = GaugeMetricFamily(self._name, "Adapters of the completions in flight.", labels=labels)
         if max_loras := self._max_loras():
             waiting, running = _adapters(self._live.queued()), _adapters(self._live.running())
-            family.add_metric((str(max_loras), waiting, running), time.time())
+            family.add_metric((self._model_name, str(max_loras), waiting, running), time.time())
         yield family
 
 

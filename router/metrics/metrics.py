@@ -20,76 +20,15 @@ from baton.router.tracing.request_trace import RequestTrace
 PREFIX = "baton:"
 
 TTFT_BUCKETS_S = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),
+    *(640, 2560),
 )
 TOKEN_BUCKETS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    *(20, 40, 80),
 )
 REQUEST_BUCKETS_S = (
-    0.05,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1,
-    1.5,
-    2,
-    2.5,
-    5,
-    10,
-    15,
-    20,
-    30,
-    40,
-    50,
-    60,
-    120,
-    240,
-    480,
-    960,
-    1920,
+    *(0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920),
     7680,
 )
 COMPLETION_BUCKETS = (1, 2, 5, 10, 20)
@@ -167,8 +106,8 @@ class RouterMetrics:
         self.live.routed(live, plan)
         self._phases.routed(live)
 
-    def left(self, live: LiveCompletion) -> None:
-        """Record that a completion has ended, or was cancelled."""
+    def dispatch_ended(self, live: LiveCompletion) -> None:
+        """Record that a completion has ended, has failed, or was cancelled."""
         self.live.end(live)
         self._phases.ended(live)
 

@@ -17,7 +17,7 @@ NOTES: Mapping[str, str] = {
     "request_inference_time_seconds": "from there to the last token",
     "request_max_num_generation_tokens": "of each completion, not the longest of a prompt's",
     "request_success": "`stop`, `length`, `abort` or `error`",
-    "lora_requests_info": "adapters of the router's completions in flight; 100 names at most in a label",
+    "lora_requests_info": "adapters of the router's completions in flight, by model; 100 names at most in a label",
     "prompt_tokens": "cached ones included, as in vLLM",
 }
 # vLLM 0.33's series without a counterpart, and the reason.

@@ -76,6 +76,8 @@ async def test_rules_and_dashboards_work_with_a_real_prometheus(tmp_path: Path) 
             body = {"model": "baton-bundled", "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
             (await baton.post("/v1/completions", json=body)).raise_for_status()
         await until(client, "query", lambda data: bool(data["result"]), query="baton:handovers_total > 0")
+        # A rate needs two scrapes of a series, and this one appears with the first request.
+        await until(client, "query", lambda data: bool(data["result"]), query="rate(baton:requests_by_plan_total[1m])")
         rules = await until(client, "rules", is_evaluated)
         found = [rule for group in rules["groups"] for rule in group["rules"]]
         assert {rule["health"] for rule in found} == {"ok"}

@@ -6,6 +6,7 @@
 {{- fail "the KubeRay operator is missing: this cluster has no ray.io/v1 RayService. Install it first (helm install kuberay-operator kuberay/kuberay-operator --version 1.5.1 or later), or set ray.checkOperator=false if the API cannot be queried (helm template)" -}}
 {{- end -}}
 {{- include "baton.checkNames" . -}}
+{{- include "baton.checkMetricsNames" . -}}
 {{- range $name := list "prefill" "decode" -}}
 {{- include "baton.checkPool" (dict "root" $ "name" $name) -}}
 {{- end -}}
@@ -321,6 +322,17 @@
 {{- end -}}
 {{- if not $told -}}
 {{- fail "ingress: with tls.https routers use HTTPS, and the controller would send them plaintext; set its own annotation for that, in ingress.annotations (nginx.ingress.kubernetes.io/backend-protocol: HTTPS) or in router.service.annotations (traefik.ingress.kubernetes.io/service.serversscheme: https), or set ingress.backendTLSElsewhere" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Fails for routers without Baton's metrics if the autoscaler of routers, alerts or dashboards query these. */}}
+{{- define "baton.checkMetricsNames" -}}
+{{- $v := .Values -}}
+{{- $names := (fromYaml (include "baton.options" $v.router.config)).metrics_names -}}
+{{- range $key, $isOn := dict "keda" $v.keda.enabled "monitoring.rules" $v.monitoring.rules.enabled "monitoring.dashboards" $v.monitoring.dashboards.enabled -}}
+{{- if and $isOn (eq (toString $names) "vllm") -}}
+{{- fail (printf "router.config.metricsNames: vllm, but %s queries metrics by Baton's names; set both" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

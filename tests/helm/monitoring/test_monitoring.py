@@ -175,6 +175,22 @@ def test_tcp_is_an_alert_only_with_rdma() -> None:
     assert {alert.name for alert in alerts(RDMA)} - {alert.name for alert in alerts({})} == {"BatonSlowTransport"}
 
 
+@pytest.mark.parametrize("part", ["keda", "monitoring.rules", "monitoring.dashboards"])
+def test_routers_keep_the_metrics_that_the_chart_queries(part: str) -> None:
+    values: dict[str, Any] = (
+        {"enabled": True, "prometheusAddress": "http://prometheus"} if part == "keda" else {"enabled": True}
+    )
+    for key in reversed(part.split(".")):
+        values = {key: values}
+    with pytest.raises(HelmError, match=f"metricsNames: vllm, but {part} queries metrics by Baton's names; set both"):
+        render(merged(MODEL, values, {"router": {"config": {"metricsNames": "vllm"}}}))
+
+
+def test_metrics_may_have_other_names_if_the_chart_queries_none() -> None:
+    for names, values in (("vllm", {}), ("both", ALL)):
+        assert render(merged(MODEL, values, {"router": {"config": {"metricsNames": names}}}))
+
+
 def test_every_alert_is_documented() -> None:
     page = (Path(CHART).parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     sections = {title.lower() for title in re.findall(r"^#+ (Baton\w+)$", page, re.MULTILINE)}

@@ -26,8 +26,8 @@ def logs(tmp_path: Path) -> Path:
     return directory
 
 
-def run(*words: str, state: Path | None = None, text: str = "") -> Result:
-    return CliRunner().invoke(main, ["logs", *words], env={"XDG_STATE_HOME": str(state or "/nonexistent")}, input=text)
+def run(*words: str, state: Path | None = None) -> Result:
+    return CliRunner().invoke(main, ["logs", *words], env={"XDG_STATE_HOME": str(state or "/nonexistent")})
 
 
 def texts(result: Result) -> list[str]:
@@ -49,8 +49,8 @@ def test_by_default_the_newest_detached_server_is_shown(logs: Path, tmp_path: Pa
     assert texts(run("--request-id", "r1", state=tmp_path)) == ["[r1] routed", "[r1] slow"]
 
 
-def test_standard_input_becomes_json(logs: Path) -> None:
-    result = run("-", "--json", text=(logs / "router.log").read_text())
+def test_records_become_json(logs: Path) -> None:
+    result = run(str(logs / "router.log"), "--json")
     assert json.loads(result.output) == {
         "time": "2026-01-31T11:58:01.000Z",
         "level": "INFO",
@@ -75,6 +75,49 @@ def test_impossible_calls_say_what_would_be_right(words: tuple[str, ...], error:
     assert error in " ".join(result.output.split())
 
 
+def test_what_was_moved_out_of_a_log_is_shown_first(logs: Path) -> None:
+    (logs / "decode-0.log.1").write_text(HEAD.format(0, "INFO", "decode-0", "older"))
+    assert texts(run(str(logs))) == ["older", "starts", "[r1] routed", "[r1] slow"]
+
+
+def test_an_unreadable_log_is_named(logs: Path) -> None:
+    (logs / "x.log").mkdir()
+    result = run(str(logs))
+    assert result.exit_code == 1
+    assert "x.log: Is a directory" in " ".join(result.output.split())
+
+
+def test_a_dangling_link_is_left_out(logs: Path) -> None:
+    (logs / "gone.log").symlink_to("nowhere")
+    assert len(texts(run(state=logs.parents[3]))) == 3
+
+
+@pytest.mark.slow
+def test_a_reader_that_ends_is_no_error(logs: Path) -> None:
+    (logs / "router.log").write_text(HEAD.format(1, "INFO", "router", "routed") * 100_000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "baton", "logs", str(logs)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as shown:
+        assert shown.stdout is not None
+        assert shown.stderr is not None
+        shown.stdout.readline()
+        shown.stdout.close()
+        assert shown.stderr.read() == b""
+
+
+@pytest.mark.slow
+def test_standard_input_is_shown_as_it_is_written(logs: Path) -> None:
+    argv = [sys.executable, "-m", "baton", "logs", "-", "--pool", "router"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shown:
+        assert shown.stdin is not None
+        assert shown.stdout is not None
+        shown.stdin.write((logs / "router.log").read_bytes())
+        shown.stdin.flush()
+        assert shown.stdout.readline().endswith(b"routed\n")
+        shown.stdin.close()
+        assert shown.wait(60) == 0
+
+
 def test_following_shows_what_is_written_later_and_new_files(logs: Path) -> None:
     argv = [sys.executable, "-m", "baton", "logs", str(logs), "--follow"]
     with subprocess.Popen(
@@ -88,4 +131,8 @@ def test_following_shows_what_is_written_later_and_new_files(logs: Path) -> None
         assert shown.stdout.readline().endswith("later\n")
         (logs / "prefill-0.log").write_text(HEAD.format(4, "INFO", "prefill-0", "new"))
         assert shown.stdout.readline().endswith("new\n")
+        os.truncate(logs / "router.log", 0)
+        (logs / "router.log").rename(logs / "router.log.1")
+        (logs / "router.log").write_text(HEAD.format(5, "INFO", "router", "again"))
+        assert shown.stdout.readline().endswith("again\n")
         shown.terminate()

@@ -4,15 +4,18 @@ import asyncio
 import io
 import logging
 import re
+from collections.abc import Iterator
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from baton.process.logs import set_up_logging
-from baton.process.request_scope import enter_request, request_scope
+from baton.process.request_scope import current_request, enter_request, request_scope
+from baton.router.http.middleware import RequestIdMiddleware
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """The standard error of a process whose logging is set up; the test's own handlers return afterwards."""
     root, text = logging.getLogger(), io.StringIO()
     handlers, level = root.handlers[:], root.level
@@ -59,3 +62,38 @@ def test_tasks_and_callbacks_of_a_request_name_it_and_others_do_not(log: io.Stri
 
     asyncio.run(main())
     assert requests(log) == ["r1", "r2", "r3", ""]
+
+
+def test_a_short_id_is_named_beside_words_that_have_its_letters(log: io.StringIO) -> None:
+    with request_scope("1"):
+        logging.getLogger("baton.test").info("11 tokens")
+    assert requests(log) == ["1"]
+
+
+def test_a_faulty_record_of_a_library_does_not_fail_the_request(
+    log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    with request_scope("r1"):
+        logging.getLogger("library").info("%d", "no number")
+    assert log.getvalue() == ""
+
+
+async def test_requests_without_a_body_have_their_own_id() -> None:
+    seen = []
+
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        seen.append(current_request())
+
+    async def unused() -> dict[str, object]:
+        raise AssertionError
+
+    async def send(_message: object) -> None:
+        raise AssertionError
+
+    for given in (b"r2", b"no\nid"):
+        scope: Scope = {"type": "http", "headers": [(b"x-request-id", given)]}
+        with request_scope("r1"):
+            await asyncio.create_task(RequestIdMiddleware(app)(scope, unused, send))
+    assert seen[0] == "r2"
+    assert re.fullmatch("[0-9a-f]{32}", seen[1])

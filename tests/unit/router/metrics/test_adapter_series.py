@@ -30,8 +30,13 @@ def test_adapters_in_flight_are_labels_as_in_vllm() -> None:
         completion = live.begin(LiveCompletion(name, 0, 1, 1, 0.0, adapter=adapter))
         if is_running:
             live.routed(completion, Plan(worker("decode-0"), None, None, ""))
-    [family] = AdapterRequests(live, lambda: 4, "baton:").collect()
+    [family] = AdapterRequests(live, "base", lambda: 4, "baton:").collect()
     [sample] = family.samples
-    assert sample.labels == {"max_lora": "4", "waiting_lora_adapters": "math", "running_lora_adapters": "sql"}
-    [family] = AdapterRequests(live, lambda: 0, "baton:").collect()
+    assert sample.labels == {
+        "model_name": "base",  # otherwise two models without requests would have the same series
+        "max_lora": "4",
+        "waiting_lora_adapters": "math",
+        "running_lora_adapters": "sql",
+    }
+    [family] = AdapterRequests(live, "base", lambda: 0, "baton:").collect()
     assert not family.samples

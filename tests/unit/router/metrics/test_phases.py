@@ -51,7 +51,7 @@ def test_phases_add_up_to_the_time_until_the_last_token(clock: Clock) -> None:
         else:
             metrics.live.tokens(live, num_tokens)
     clock.now_s = 99.0
-    metrics.left(live)
+    metrics.dispatch_ended(live)
     assert sums(metrics) == {"dispatch": (1, 2), "prefill": (1, 4), "decode": (1, 8), "inference": (1, 12)}
 
 
@@ -65,11 +65,11 @@ def test_a_failover_is_part_of_the_phase_in_which_it_happens(clock: Clock) -> No
     metrics.routed(live, PLAN)
     clock.now_s = 6.0
     metrics.live.tokens(live, 1)
-    metrics.left(live)
+    metrics.dispatch_ended(live)
     assert sums(metrics) == {"dispatch": (1, 1), "prefill": (1, 5), "decode": (1, 0), "inference": (1, 5)}
 
 
 def test_a_completion_without_tokens_has_no_phases(clock: Clock) -> None:
     metrics = RouterMetrics("m", 60)
-    metrics.left(metrics.live.begin(LiveCompletion("r", 0, 10, 20, 0.0)))
+    metrics.dispatch_ended(metrics.live.begin(LiveCompletion("r", 0, 10, 20, 0.0)))
     assert set(sums(metrics).values()) == {(0, 0)}
