@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from baton.engine.layers import panel_weight
-from baton.engine.layers.int8_weight import Int8PanelWeight, Int8Weight
 from baton.engine.layers.linear import Linear
-from baton.engine.layers.panel_weight import PairedWeight
+from baton.engine.layers.weights import panel_weight
+from baton.engine.layers.weights.int8_weight import Int8PanelWeight, Int8Weight
+from baton.engine.layers.weights.panel_weight import PairedWeight
 from baton.engine.native.products import instruction_sets
 from benchmarks.report import Report
 

@@ -20,7 +20,7 @@ from baton.engine.kv.fingerprint import compatibility_fingerprint, mixed_fingerp
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.kv.state_layout import check_recurrent
-from baton.engine.layers.fp8_weight import products_of
+from baton.engine.layers.weights.fp8_weight import products_of
 from baton.engine.lora.adaptable import check_adaptable
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import TensorGroup

@@ -10,9 +10,9 @@ from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all
 from baton.engine.config import MoEConfig
 from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.experts import Expert
-from baton.engine.layers.fp8_weight import fp8_weight
-from baton.engine.layers.grouped_weight import grouped_weight
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.weights.fp8_weight import fp8_weight
+from baton.engine.layers.weights.grouped_weight import grouped_weight
 from baton.engine.parallel.tensor_shard import TensorShard
 
 

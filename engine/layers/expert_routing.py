@@ -15,7 +15,7 @@ from baton.engine.layers.expert_pairs.choice import (
     choose_in_torch,
 )
 from baton.engine.layers.experts import ROW_TILE
-from baton.engine.layers.panel_weight import SingleWeight, can_have_panels
+from baton.engine.layers.weights.panel_weight import SingleWeight, can_have_panels
 
 try:
     from baton.engine.native.layer_ops import ChoiceRule, choose_experts

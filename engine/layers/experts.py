@@ -12,10 +12,10 @@ from torch import Tensor
 from baton.engine.config import MLPActivation
 from baton.engine.layers.activation import activated
 from baton.engine.layers.expert_pairs.products import is_served, products_for
-from baton.engine.layers.grouped_product import GroupedProduct, PlainProduct, grouped_product
-from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.linear import Linear, gated_weights
-from baton.engine.layers.panel_weight import GatedWeights
+from baton.engine.layers.weights.grouped_product import GroupedProduct, PlainProduct, grouped_product
+from baton.engine.layers.weights.grouped_weight import GroupedWeight
+from baton.engine.layers.weights.panel_weight import GatedWeights
 
 # A product's rows are the same, bit for bit, for every number of rows that is a multiple of this. A token's result
 # therefore does not depend on the rest of the batch, nor on the rank that computes an expert. MKL needs multiples of 16

@@ -7,12 +7,12 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all, stack
-from baton.engine.layers.fp8_weight import StoredWeight, fp8_weight
-from baton.engine.layers.grouped_weight import GroupedWeight, grouped_weight
-from baton.engine.layers.int4_weight import group_of, int4_matrix
-from baton.engine.layers.int8_weight import Int8Weight, int8_weight
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
-from baton.engine.layers.panel_weight import GatedWeights, PairedWeight, PanelWeight, can_gate, can_have_panels
+from baton.engine.layers.weights.fp8_weight import StoredWeight, fp8_weight
+from baton.engine.layers.weights.grouped_weight import GroupedWeight, grouped_weight
+from baton.engine.layers.weights.int4_weight import group_of, int4_matrix
+from baton.engine.layers.weights.int8_weight import Int8Weight, int8_weight
+from baton.engine.layers.weights.panel_weight import GatedWeights, PairedWeight, PanelWeight, can_gate, can_have_panels
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
 

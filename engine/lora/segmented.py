@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.engine.execution.batch import Batch
 from baton.engine.layers.linear import Linear
-from baton.engine.layers.panel_weight import can_have_panels
+from baton.engine.layers.weights.panel_weight import can_have_panels
 from baton.engine.lora.low_rank import LowRank
 
 Product = Callable[[Tensor, Tensor], None]  # adds what an adapter does to a Linear's input to its output

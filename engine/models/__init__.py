@@ -17,7 +17,7 @@ from baton.engine.families.tensor_names import replaced_kv
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import LAST_NAMES
-from baton.engine.layers.int8_weight import check_quantization
+from baton.engine.layers.weights.int8_weight import check_quantization
 from baton.engine.lora.adaptable import adapt
 from baton.engine.lora.config import LoraConfig
 from baton.engine.models.causal_lm import CausalLM

@@ -12,18 +12,18 @@ from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layer_states import LayerStates
 from baton.engine.layers.attention import load_attention
-from baton.engine.layers.delta_net import load_delta_net
 from baton.engine.layers.embedding import Embedding, load_table
-from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.latent_attention import load_latent_attention
 from baton.engine.layers.layer_inputs import load_layer_end, load_layer_inputs
 from baton.engine.layers.linear import Linear, Projection, gathered, head_quantization, load_head
-from baton.engine.layers.mamba import load_mamba
 from baton.engine.layers.mlp import load_mlp
 from baton.engine.layers.moe import load_moe
 from baton.engine.layers.norm import NO_NORM, Norm, RMSNorm
 from baton.engine.layers.parallel_experts import ParallelExperts
+from baton.engine.layers.recurrent.delta_net import load_delta_net
+from baton.engine.layers.recurrent.mamba import load_mamba
 from baton.engine.layers.rotary import RotaryEmbedding
+from baton.engine.layers.weights.grouped_weight import GroupedWeight
 from baton.engine.models.causal_lm import CausalLM, MissingHead
 from baton.engine.models.decoder_layer import Attention, DecoderLayer, FeedForward
 from baton.engine.models.parallel_mixers import ParallelMixers

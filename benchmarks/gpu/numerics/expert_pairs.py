@@ -11,8 +11,8 @@ from baton.engine.execution.cuda_graphs import CudaRecorder
 from baton.engine.layers.expert_pairs.choice import ChoiceKernels, choice_for, choose_in_torch
 from baton.engine.layers.expert_pairs.products import PairProducts, is_served, products_for, products_in_torch
 from baton.engine.layers.experts import GroupedWeights
-from baton.engine.layers.grouped_product import PlainProduct
 from baton.engine.layers.moe import DeviceExchange
+from baton.engine.layers.weights.grouped_product import PlainProduct
 from benchmarks.gpu.numerics.closeness import OPERATION, Limits
 from benchmarks.gpu.numerics.ops import drawer
 from benchmarks.gpu.stage import Record, Setting

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.engine.layers.fp8_tokens.product import HOPPER, MOST_TOKENS, Product, exact_product, product_kernel
 from baton.engine.layers.fp8_tokens.quantise import E4M3
-from baton.engine.layers.fp8_weight import BLOCK, BlockScaledWeight, RowScaledWeight
+from baton.engine.layers.weights.fp8_weight import BLOCK, BlockScaledWeight, RowScaledWeight
 from benchmarks.gpu.numerics.closeness import OPERATION
 from benchmarks.gpu.stage import Record, Setting
 

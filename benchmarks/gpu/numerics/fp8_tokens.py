@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.layers.fp8_tokens.quantise import is_same, quantise, quantise_in_torch, quantise_kernel
-from baton.engine.layers.fp8_weight import BLOCK, TOKEN_TILE
+from baton.engine.layers.weights.fp8_weight import BLOCK, TOKEN_TILE
 from benchmarks.gpu.stage import Record, Setting
 
 SHAPES = ((1, 4096), (1, 32768), (3, 12288), (64, 4096), (130, 1408), (2048, 12288))  # tokens, columns

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from baton.engine.layers.fp8_tokens.quantise import Quantise, quantise_in_torch, quantise_kernel
-from baton.engine.layers.fp8_weight import BLOCK, products_on
+from baton.engine.layers.weights.fp8_weight import BLOCK, products_on
 from benchmarks.gpu.engine_session import EngineSession, start_engine
 from benchmarks.gpu.numerics.fp8_checkpoint import BLOCKS, ROWS
 from benchmarks.gpu.speed.decode import bound_s, kv_bytes, measure

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.engine.layers.fp8_tokens.product import product_kernel
 from baton.engine.layers.fp8_tokens.quantise import E4M3
-from baton.engine.layers.fp8_weight import BLOCK, BlockScaledWeight, RowScaledWeight
+from baton.engine.layers.weights.fp8_weight import BLOCK, BlockScaledWeight, RowScaledWeight
 from benchmarks.gpu.speed.roofline import limits_of
 from benchmarks.gpu.stage import Record, Setting
 

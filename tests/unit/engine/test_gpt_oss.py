@@ -13,8 +13,8 @@ from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.gpt_oss import GPT_OSS
 from baton.engine.layers.expert_reader import ExpertReader
 from baton.engine.layers.experts import Expert
-from baton.engine.layers.grouped_weight import GroupedWeight
 from baton.engine.layers.moe import MoE
+from baton.engine.layers.weights.grouped_weight import GroupedWeight
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.models.decoder_layer import DecoderLayer
 from baton.engine.parallel.tensor_shard import TensorShard

@@ -13,8 +13,8 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from baton.engine.layers import fp8_weight as fp8
-from baton.engine.layers.fp8_weight import Fp8Products
+from baton.engine.layers.weights import fp8_weight as fp8
+from baton.engine.layers.weights.fp8_weight import Fp8Products
 
 E4M3 = torch.float8_e4m3fn
 BLOCK = 128

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.layers.delta_rule import CHUNK, chunk_rule, step_rule
+from baton.engine.layers.recurrent.delta_rule import CHUNK, chunk_rule, step_rule
 
 HEADS, KEY_DIM, VALUE_DIM = 4, 16, 24
 

@@ -13,10 +13,10 @@ from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.engine import Engine
 from baton.engine.layers import experts as expert_layers
-from baton.engine.layers import fp8_weight as fp8
 from baton.engine.layers.fp8_tokens.quantise import E4M3
-from baton.engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, products_of
 from baton.engine.layers.linear import load_fused, load_partial
+from baton.engine.layers.weights import fp8_weight as fp8
+from baton.engine.layers.weights.fp8_weight import BlockScaledWeight, Fp8Products, products_of
 from baton.engine.parallel.tensor_shard import TensorShard
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import CPU, PagedModel

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.layers import fp8_weight
 from baton.engine.layers.fp8_tokens import product as module
 from baton.engine.layers.fp8_tokens.product import ScaledMatrix, exact_product, few_token_product, tried_kernel
 from baton.engine.layers.fp8_tokens.quantise import E4M3
-from baton.engine.layers.fp8_weight import BlockScaledWeight, RowScaledWeight
+from baton.engine.layers.weights import fp8_weight
+from baton.engine.layers.weights.fp8_weight import BlockScaledWeight, RowScaledWeight
 from tests.paged_model import CPU
 from tests.unit.engine.layers.test_fp8_tokens import run_python
 
@@ -120,7 +120,7 @@ def convert_as_gpus_do(values, from_dtype, to_dtype, rounding):
 interpreter._convert_float = convert_as_gpus_do
 from baton.engine.layers.fp8_tokens.product import exact_product
 from baton.engine.layers.fp8_tokens.product_triton import Tiling, product
-from baton.engine.layers.fp8_weight import BlockScaledWeight, RowScaledWeight
+from baton.engine.layers.weights.fp8_weight import BlockScaledWeight, RowScaledWeight
 from tests.unit.engine.layers.test_fp8_product import drawn_weights
 
 

@@ -16,9 +16,9 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.layers import experts as expert_layers
 from baton.engine.layers.experts import ROW_TILE, Expert, Experts
 from baton.engine.layers.fp8_tokens.quantise import E4M3, quantise
-from baton.engine.layers.fp8_weight import BlockScaledWeight, Fp8Products, RowScaledWeight, products_on
-from baton.engine.layers.grouped_product import Fp8Product, grouped_product
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.weights.fp8_weight import BlockScaledWeight, Fp8Products, RowScaledWeight, products_on
+from baton.engine.layers.weights.grouped_product import Fp8Product, grouped_product
 from tests.paged_model import CPU
 from tests.unit.engine.emulation.fp8_emulation import HOPPER, EmulatedFp8
 

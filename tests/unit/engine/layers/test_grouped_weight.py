@@ -8,9 +8,9 @@ import torch
 from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix, packed, unpacked
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.layers.grouped_weight import GroupedWeight, JoinedWeight, PlainWeight
-from baton.engine.layers.int4_weight import group_of, int4_matrix
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.weights.grouped_weight import GroupedWeight, JoinedWeight, PlainWeight
+from baton.engine.layers.weights.int4_weight import group_of, int4_matrix
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
 from tests.unit.engine.perplexity import perplexity
@@ -20,7 +20,7 @@ from tests.unit.engine.test_models import random_tokens
 @pytest.fixture(autouse=True, params=["native", "torch"])
 def _products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "torch":
-        monkeypatch.setattr("baton.engine.layers.grouped_weight.has_native_product", lambda *_: False)
+        monkeypatch.setattr("baton.engine.layers.weights.grouped_weight.has_native_product", lambda *_: False)
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:

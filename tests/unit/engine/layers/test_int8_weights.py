@@ -11,10 +11,10 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv.fingerprint import compatibility_fingerprint
-from baton.engine.layers import int8_weight as int8_module
-from baton.engine.layers import panel_weight
-from baton.engine.layers.int8_weight import Int8Weight, check_quantization, int8_weight
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.weights import int8_weight as int8_module
+from baton.engine.layers.weights import panel_weight
+from baton.engine.layers.weights.int8_weight import Int8Weight, check_quantization, int8_weight
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint, weights_revision
 from tests.paged_model import CPU, PagedModel

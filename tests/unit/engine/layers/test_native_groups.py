@@ -10,7 +10,7 @@ from baton.engine.checkpoint.gguf.types import TYPES
 from baton.engine.checkpoint.packed.gguf_layout import GgufLayout
 from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix, e2m1_table
 from baton.engine.checkpoint.packed.stored_layout import Wanted
-from baton.engine.layers.native_groups import NativeGroups, has_native_product
+from baton.engine.layers.weights.native_groups import NativeGroups, has_native_product
 from baton.engine.native.grouped_products import GroupedProduct, instruction_sets
 
 ROWS, COLUMNS = 37, 512

@@ -12,11 +12,11 @@ from torch import Tensor
 
 pytest.importorskip("baton.engine.native.products", reason="nothing was compiled when this was installed")
 
-from baton.engine.layers import panel_weight
 from baton.engine.layers.experts import Expert, Experts, GatedExperts, SeparateProducts
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.mlp import MLP
-from baton.engine.layers.panel_weight import PairedWeight, PanelWeight, SingleWeight, can_have_panels
+from baton.engine.layers.weights import panel_weight
+from baton.engine.layers.weights.panel_weight import PairedWeight, PanelWeight, SingleWeight, can_have_panels
 from baton.engine.native.products import GatedProducts, Product, instruction_sets
 from baton.engine.ops.torch_ops import TorchOps
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.layers.state_space import CHUNK, SpaceInputs, scan_space, step_space
+from baton.engine.layers.recurrent.state_space import CHUNK, SpaceInputs, scan_space, step_space
 
 GROUPS, HEADS, HEAD_DIM, STATE_DIM = 2, 3, 8, 16
 DECAYS = torch.tensor([[0.001, 0.1, 3.0], [90.0, 0.01, 1.0]])

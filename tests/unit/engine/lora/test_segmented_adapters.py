@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("baton.engine.native.products", reason="nothing was compiled when this was installed")
 
 from baton.engine.engine import Engine
-from baton.engine.layers import panel_weight
+from baton.engine.layers.weights import panel_weight
 from baton.engine.lora.low_rank import LowRank, LowRankOutput
 from baton.engine.lora.segmented import PanelProduct, PlainProduct, product_of
 from baton.engine.native.products import instruction_sets

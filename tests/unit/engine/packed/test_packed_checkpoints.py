@@ -181,7 +181,7 @@ def test_weights_without_native_products_are_dequantised_at_each_use(
     exact = PagedModel(gptq.exact, dtype="float32").step(tokens)["a"]
     native = PagedModel(gptq.packed, dtype="float32").step(tokens)["a"]
     caplog.clear()
-    monkeypatch.setattr("baton.engine.layers.grouped_weight.has_native_product", lambda *_: False)
+    monkeypatch.setattr("baton.engine.layers.weights.grouped_weight.has_native_product", lambda *_: False)
     with caplog.at_level(logging.WARNING):
         plain = PagedModel(gptq.packed, dtype="float32").step(tokens)["a"]
     for logits in (native, plain):

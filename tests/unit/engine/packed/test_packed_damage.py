@@ -22,7 +22,7 @@ from baton.engine.checkpoint.packed.scheme import PackedScheme
 from baton.engine.checkpoint.packed.stored_layout import Wanted
 from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
-from baton.engine.layers.grouped_weight import PlainWeight
+from baton.engine.layers.weights.grouped_weight import PlainWeight
 
 
 def whole(num_rows: int, num_columns: int) -> Wanted:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from baton.engine.errors import UnsupportedModel
 from baton.engine.layers.fp8_tokens.quantise import E4M3, quantise
-from baton.engine.layers.fp8_weight import RowScaledWeight
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.weights.fp8_weight import RowScaledWeight
 
 
 class GroupedProduct(Protocol):

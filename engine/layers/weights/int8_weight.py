@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.errors import UnsupportedModel
-from baton.engine.layers.panel_weight import COLUMNS, PanelWeight, can_have_panels, product_instructions
+from baton.engine.layers.weights.panel_weight import COLUMNS, PanelWeight, can_have_panels, product_instructions
 from baton.engine.ops.factory import ops_for
 
 ROWS_AT_ONCE = 256  # rows quantised at once, in whole panels, to avoid an fp32 copy of the weight

@@ -10,10 +10,10 @@ from baton.engine.checkpoint.weights import Weights, peek_all
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layer_states import LayerStates
-from baton.engine.layers.causal_conv import CausalConv
-from baton.engine.layers.delta_rule import chunk_rule, step_rule
 from baton.engine.layers.linear import Linear, Projection, load_fused, load_linear, load_slices, make_linear
 from baton.engine.layers.norm import RMSNorm
+from baton.engine.layers.recurrent.causal_conv import CausalConv
+from baton.engine.layers.recurrent.delta_rule import chunk_rule, step_rule
 from baton.engine.ops.base import Rotation
 
 NORM_EPS = 1e-6  # of the norms of queries and keys

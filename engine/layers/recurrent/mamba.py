@@ -9,9 +9,9 @@ from torch import Tensor
 from baton.engine.checkpoint.weights import Weights, peek_all, stack
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layer_states import LayerStates
-from baton.engine.layers.causal_conv import CausalConv
 from baton.engine.layers.linear import Linear, Projection, load_linear, load_slices, make_linear
-from baton.engine.layers.state_space import SpaceInputs, scan_space, step_space
+from baton.engine.layers.recurrent.causal_conv import CausalConv
+from baton.engine.layers.recurrent.state_space import SpaceInputs, scan_space, step_space
 from baton.engine.mamba import Mamba2Config
 from baton.engine.ops.base import Rotation
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix
 from baton.engine.checkpoint.packed.stored_layout import PackedMatrix
 from baton.engine.checkpoint.weights import Stored, Weights, join
-from baton.engine.layers.native_groups import NativeGroups, has_native_product
-from baton.engine.layers.panel_weight import PairedWeight, can_have_panels
+from baton.engine.layers.weights.native_groups import NativeGroups, has_native_product
+from baton.engine.layers.weights.panel_weight import PairedWeight, can_have_panels
 
 TILE_ITEMS = 1 << 21  # elements dequantised at once: their fp32 copy stays in a CPU's cache
 TILE_ROWS = 64  # outputs of a tile are a multiple of this

@@ -1,0 +1,1 @@
+"""Layers with recurrent state: the gated delta net, and Mamba-2."""
