@@ -12,6 +12,7 @@ from pathlib import Path
 
 import rich_click as click
 
+from baton.deployment.local.detached.folder import SERVERS
 from baton.process.log_records import GrowingFile, LogFile, LogFilter, LogRecord, Pipe, in_order, since_time
 from baton.process.logs import LOG_LEVELS
 from baton.process.state_directory import state_directory
@@ -19,7 +20,6 @@ from baton.process.state_directory import state_directory
 POLL_S = 0.25
 POOLS = ("prefill", "decode", "both", "router")
 OLDER = "*.log.1"  # what a log had before it was shortened
-SERVERS = "servers"  # in the state directory, a folder for each detached server
 COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "DEBUG": "bright_black"}
 
 
