@@ -143,7 +143,7 @@ def router_config(objects: Any) -> dict[str, Any]:
 def alerts_of(objects: Any) -> list[dict[str, Any]]:
     """All alerts."""
     groups = charts.only(objects, "PrometheusRule")["spec"]["groups"]
-    return [rule for group in groups for rule in group["rules"]]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
 def test_a_change_of_promised_latencies_restarts_only_routers() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.layers import attention, joint_norms, latent_attention, linear, mlp
+from baton.engine.layers import activation, attention, joint_norms, latent_attention, linear
 from baton.engine.layers import norm as norm_layer
 from baton.engine.ops import factory as ops_factory
 from baton.engine.ops.base import HeadNorms, Rotation
@@ -249,7 +249,7 @@ def test_models_are_as_exact_as_with_torch_ops(
     called = Called()
     ops = FlashInferOps(called.functions())
     exact, usual = PagedModel(model, dtype="float32").step({"text": tokens})["text"], logits()
-    for module in (attention, joint_norms, latent_attention, mlp, norm_layer):
+    for module in (attention, joint_norms, latent_attention, activation, norm_layer):
         monkeypatch.setattr(module, "ops_for", lambda _: ops)
     errors = [(each - exact).square().mean(-1).sqrt().median() for each in (logits(), usual)]
     assert errors[0] < 1.2 * errors[1]

@@ -89,7 +89,7 @@ async def test_requests_for_adapters_get_503_while_the_list_was_never_read(tmp_p
     ["[]", "{}", '{"name": "a b", "path": "/a", "digest": "d"}', '{"name": "a", "path": 1, "digest": "d"}', "x"],
 )
 def test_texts_that_are_no_adapter(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no adapter|missing|unexpected|wrong type"):
+    with pytest.raises(ValueError, match=r"no adapter|not an adapter|missing|unexpected|wrong type"):
         decode_adapter(text)
     assert decode_adapter(SQL.encode()[:-1] + ', "later": 1}') == SQL
 

@@ -59,7 +59,7 @@ async def test_a_long_drain_goes_on_after_the_response(monkeypatch: pytest.Monke
         assert await order(router, "drain", worker) == (202, "in progress")
         await wait_workers(router.http, 1, "draining")
         status, text = await order(router, "drain", worker)
-        assert (status, "last order" in text) == (409, True)
+        assert (status, "previous order" in text) == (409, True)
         assert (await order(router, "undrain", worker))[0] in (200, 202)
         await wait_workers(router.http, 2, "ready")
         assert (await order(router, "drain", worker))[0] == 409  # the first one has not returned
