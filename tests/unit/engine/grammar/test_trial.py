@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -54,7 +55,12 @@ def trial(directory: Path) -> Iterator[ProcessTrial]:
 
 def processes(directory: Path) -> set[int]:
     """Processes for trials with the directory's tokenizer."""
-    return {each.pid for each in psutil.Process().children() if str(directory) in each.cmdline()}
+    found = set()
+    for each in psutil.Process().children():
+        with suppress(psutil.Error):  # a child of another test that has ended
+            if str(directory) in each.cmdline():
+                found.add(each.pid)
+    return found
 
 
 @pytest.mark.slow
