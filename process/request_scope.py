@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_REQUEST_ID = ContextVar("request_id", default="")  # of this task, and of those that it creates
+_REQUEST_ID = ContextVar("request_id", default="")  # inherited by the tasks that a task creates
 
 
 def current_request() -> str:

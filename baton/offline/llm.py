@@ -1,4 +1,4 @@
-"""`LLM`: offline inference with prefill and decode workers of its own.
+"""`LLM`: offline inference with private prefill and decode workers.
 
 1. The constructor starts a child process, which runs a router and workers for this LLM alone, and loads the tokenizer
    meanwhile.
@@ -42,7 +42,7 @@ Conversation = Sequence[Message]
 
 
 class LLM:
-    """A model with prefill and decode workers of its own. A context manager, which closes it."""
+    """A model with private prefill and decode workers. A context manager, which closes it."""
 
     def __init__(
         self,

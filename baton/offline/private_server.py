@@ -36,7 +36,7 @@ class Serving:
 class PrivateServer:
     """Owner of the child process and its directory. `close` may be called from any thread, also at interpreter exit.
 
-    The child is started by exec and never imports the caller's script. It has a session of its own, so Ctrl-C in a
+    The child is started by exec and never imports the caller's script. It runs in a separate session, so Ctrl-C in a
     terminal reaches only the caller. It ends when its standard input is closed, however the caller's process ends.
     """
 

@@ -1,4 +1,4 @@
-"""A draft model in memory: its weights, and its KV in blocks of its own."""
+"""A draft model in memory: its weights, and its KV in separate blocks."""
 
 from dataclasses import dataclass, replace
 from typing import Self

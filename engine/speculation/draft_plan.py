@@ -87,7 +87,7 @@ class DraftPlan:
 
 
 def _to_prepare(proposals: Sequence[Proposal], prices: Prices, *, is_trial_due: bool) -> Sequence[Proposal]:
-    """Return the proposals that pay for their preparation; only one, the fastest, while nothing is known of drafting.
+    """Return the proposals that pay for their preparation; only the fastest one until the time of drafting is known.
 
     The gain is that of a step with drafts of all requests, for as many tokens as the request is expected to generate.
     """

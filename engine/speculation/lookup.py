@@ -26,7 +26,7 @@ class LookupDrafter:
     def __init__(self, lookup: Lookup, finish_rule: FinishRule) -> None:
         self._lookup = lookup
         self._finish_rule = finish_rule
-        self._found: dict[Request, Sequence[int]] = {}  # in this step
+        self._found: dict[Request, Sequence[int]] = {}  # tokens found in the current step
 
     def begin_step(self) -> None:
         """Forget the tokens of the last step."""

@@ -4,7 +4,7 @@ decoding", ICML 2023).
 Its tokens are sampled as those of the request are, with the same noise, which depends on the seed and the position
 alone: so a draft model with the same probabilities would always be right, at any temperature.
 
-1. The draft model has KV of its own. It computes what it lacks of a request, chunk by chunk, between the steps.
+1. The draft model has separate KV. It computes what it lacks of a request, chunk by chunk, between the steps.
 2. Once it lacks only a few tokens, it can draft: a pass for each place in the drafts, with the requests in a batch.
 3. After the step, the KV of drafted tokens that were right stays.
 """

@@ -49,7 +49,7 @@ class AdapterSeries:
 class AdapterRequests(Collector):
     """The adapters of the completions in flight as labels, as in vLLM, with the time as value.
 
-    Each combination of adapters is a series of its own, so this is collected only with vLLM's names.
+    Each combination of adapters is a separate series, so this is collected only with vLLM's names.
     """
 
     def __init__(self, live: LiveCompletions, model_name: str, max_loras: Callable[[], int], prefix: str) -> None:

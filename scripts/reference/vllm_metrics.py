@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from baton.rpc.vllm_names import OF_ROUTER, OF_WORKER, VllmSeries
 from scripts.reference.tables import code, table
 
-# What differs from vLLM although the name is the same.
+# Differences from vLLM in series with the same name.
 NOTES: Mapping[str, str] = {
     "num_requests_waiting": "the engine `router` has the router's queue",
     "num_requests_running": "the engine `router` has always 0; without it, dashboards would not list that engine",

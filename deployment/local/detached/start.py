@@ -1,6 +1,6 @@
 """Start of a detached server.
 
-1. The command makes the server's folder, and starts the server in a session of its own, with its output in a log.
+1. The command makes the server's folder, and starts the server in a new session, with its output in a log.
 2. The server takes the folder's lock and writes its record (`server.py`).
 3. The server reports over a socket, as to systemd, and the command waits until it is ready or ends. Reports are lost if
    the command is stopped by Ctrl-Z for long, so it reads the record as well.

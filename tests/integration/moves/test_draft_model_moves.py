@@ -13,10 +13,8 @@ import pytest
 from benchmarks.first_layers import with_first_layers
 from benchmarks.server import served
 from tests.draft_checkpoints import with_noise
-from tests.integration.decode_client import decode_client
-from tests.integration.moves.test_speculation_moves import BODY, MODEL, PROMPT, SAMPLING, plain_output
+from tests.integration.moves.speculation_rig import BODY, MODEL, moved_requests, plain_output
 from tests.integration.moves.test_stopped_worker import tokens_of
-from tests.integration.worker_process import worker_processes
 from tests.integration.workers_view import pid_of, wait_all_ready
 from tests.unit.engine.speculation.draft_rig import option
 
@@ -32,27 +30,7 @@ async def test_a_handover_and_another_worker_that_pulls_the_kv(tmp_path: Path, e
     draft = with_noise(MODEL, tmp_path / "draft", 0.02)
     drafts = f"--speculative-config={option(draft)}"
     flags = ("--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=16")
-    roles = (("prefill", *flags), ("decode", *flags, drafts), ("decode", *flags, drafts))
-    async with (
-        worker_processes(MODEL, tmp_path, *roles) as (prefill, first, second),
-        decode_client(first) as client,
-        decode_client(second) as other,
-    ):
-        handed_over = await client.generate(PROMPT, SAMPLING, await prefill.peer())
-        assert handed_over.served_by.handed_over_tokens == len(PROMPT)
-        assert handed_over.token_ids == expected
-        begun = await client.submit(PROMPT, SAMPLING)
-        while len(begun.token_ids) < 60:
-            begun.progressed.clear()
-            await begun.progressed.wait()
-        await client.abort(begun)
-        tokens = [*PROMPT, *begun.token_ids]
-        continued = await other.submit(
-            tokens, SAMPLING, prefix_source=await first.peer(), num_prompt_tokens=len(PROMPT)
-        )
-        await continued.ended.wait()
-        assert begun.token_ids + continued.token_ids == expected
-        assert continued.served_by.prefix_pulled_tokens > len(PROMPT)
+    async with moved_requests(tmp_path, flags, (*flags, drafts), expected) as (_, first, second):
         for worker in (first, second):
             load = await worker.wait_idle()
             assert load.num_draft_tokens > 0

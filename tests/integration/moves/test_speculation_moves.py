@@ -2,45 +2,21 @@
 
 import os
 import signal
-from importlib.resources import files
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
 
-from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.request import Request, RequestId
-from baton.engine.sampling.params import SamplingParams
 from baton.protos.worker_pb2 import DrainRequest, UndrainRequest
 from baton.protos.worker_pb2_grpc import WorkerStub
 from benchmarks.server import served
-from tests.integration.decode_client import decode_client
+from tests.integration.moves.speculation_rig import BODY, moved_requests, plain_output
 from tests.integration.moves.test_stopped_worker import tokens_of
-from tests.integration.worker_process import worker_processes
 from tests.integration.workers_view import pid_of, wait_all_ready, workers
-from tests.unit.engine.grammar_rig import steps
 
-MODEL = Path(str(files("baton"))) / "bundled_model"
-PROMPT = list(range(300, 330)) * 4  # greedy outputs repeat
-SAMPLING = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 DRAFTS = '--speculative-config={"method": "ngram", "num_speculative_tokens": 6}'
 FLAGS = ("--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=16", DRAFTS)
-BODY = {
-    "prompt": PROMPT, "max_tokens": SAMPLING.max_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-    "repetition_penalty": 1, "return_token_ids": True,
-}  # fmt: skip
-
-
-def plain_output() -> list[int]:
-    """The output of an engine without drafts."""
-    engine = Engine(EngineConfig(model=str(MODEL), dtype="float32", num_threads=1, kv_cache_memory_bytes=64 << 20))
-    request = Request(RequestId("plain"), list(PROMPT), len(PROMPT), SAMPLING)
-    engine.add(request)
-    for _ in steps(engine):
-        pass
-    return request.token_ids[len(PROMPT) :]
 
 
 @pytest.fixture(scope="module")
@@ -49,27 +25,7 @@ def expected() -> list[int]:
 
 
 async def test_a_handover_and_another_worker_that_pulls_the_kv(tmp_path: Path, expected: list[int]) -> None:
-    roles = (("prefill", *FLAGS), ("decode", *FLAGS), ("decode", *FLAGS))
-    async with (
-        worker_processes(MODEL, tmp_path, *roles) as (prefill, first, second),
-        decode_client(first) as client,
-        decode_client(second) as other,
-    ):
-        handed_over = await client.generate(PROMPT, SAMPLING, await prefill.peer())
-        assert handed_over.served_by.handed_over_tokens == len(PROMPT)
-        assert handed_over.token_ids == expected
-        begun = await client.submit(PROMPT, SAMPLING)
-        while len(begun.token_ids) < 60:
-            begun.progressed.clear()
-            await begun.progressed.wait()
-        await client.abort(begun)
-        tokens = [*PROMPT, *begun.token_ids]
-        continued = await other.submit(
-            tokens, SAMPLING, prefix_source=await first.peer(), num_prompt_tokens=len(PROMPT)
-        )
-        await continued.ended.wait()
-        assert begun.token_ids + continued.token_ids == expected
-        assert continued.served_by.prefix_pulled_tokens > len(PROMPT)
+    async with moved_requests(tmp_path, FLAGS, FLAGS, expected) as (prefill, first, _):
         load = await first.wait_idle()
         assert load.num_draft_tokens >= sum(load.accepted_by_position) > 20
         assert (await prefill.wait_idle()).num_drafts == 0
