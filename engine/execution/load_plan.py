@@ -45,10 +45,10 @@ class LoadPlan:
     @classmethod
     def of(cls, config: EngineConfig, whole: ModelConfig, shard: TensorShard, *, is_expert_parallel: bool) -> Self:
         """Return the plan. Raises UnsupportedModel for options that do not go with the model or with each other."""
-        check_recurrent(config, whole)
         shard.check(whole)
         check_adaptable(config, whole, is_expert_parallel=is_expert_parallel)
         num_parts = shard.kv_parts(whole, config.kv_shards)
+        check_recurrent(config, whole, num_parts)
         groups = KVGroups.of(config, whole)
         try:
             layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype, groups)

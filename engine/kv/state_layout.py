@@ -43,13 +43,8 @@ class StateLayout:
     ) -> "StateLayout":
         """Return the layout of a model's state in blocks of `num_shards` shards of `shard_bytes` bytes.
 
-        Raises UnsupportedModel.
+        The net can be divided into as many; see `check_recurrent`. Raises UnsupportedModel.
         """
-        if uneven := net.uneven(num_shards):
-            raise UnsupportedModel(
-                f"recurrent layers cannot be divided into {num_shards} shards (tensor-parallel ranks, or kv_shards): "
-                + " and ".join(uneven)
-            )
         if shard_bytes % STATE_ITEM_BYTES:
             raise UnsupportedModel(
                 f"recurrent state is in float32, but shards of KV blocks have {shard_bytes} bytes, no multiple of 4: "
@@ -83,10 +78,18 @@ class StateLayout:
         return StatePlace(slice(block, block + 1), slice(position * self.layer_size, (position + 1) * self.layer_size))
 
 
-def check_recurrent(config: EngineConfig, model: ModelConfig) -> None:
-    """Raise UnsupportedModel, naming the option, if a model with recurrent layers cannot be served as configured."""
+def check_recurrent(config: EngineConfig, model: ModelConfig, num_shards: int) -> None:
+    """Raise UnsupportedModel if a model with recurrent layers cannot be served as configured.
+
+    num_shards: of a block of the whole model. The error names the option, or the numbers that cannot be divided.
+    """
     if model.recurrent is None:
         return
+    if uneven := model.recurrent.uneven(num_shards):
+        raise UnsupportedModel(
+            f"the recurrent layers of {model.architecture} cannot be divided into {num_shards} shards, one for each "
+            f"tensor-parallel rank, or kv_shards: {' and '.join(uneven)}"
+        )
     refused = {
         "allow_mixed_quantization": config.allow_mixed_quantization,
         "speculative_config": config.speculative_config is not None,
