@@ -220,7 +220,8 @@ def test_a_kv_cache_dtype_that_the_model_does_not_support_is_refused(tmp_path: P
 def test_recurrent_layers_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
     net = DeltaNetConfig(layers=(0,), num_key_heads=6, num_value_heads=12, key_dim=128, value_dim=128, conv_size=4)
     checkpoint = replace(CHECKPOINT, config=replace(MODEL, recurrent=net, layers_without_attention=frozenset({0})))
-    assert plan(settings(tmp_path, "", tensor_parallel=2), checkpoint).workers[0].tensor_parallel == 2
+    workers = plan(settings(tmp_path, "", tensor_parallel=2), checkpoint).workers
+    assert {worker.engine.kv_shards for worker in workers} == {2}
     with pytest.raises(OptionError, match=r"cannot be divided into 4 shards, .*: linear_num_key_heads 6$"):
         plan(settings(tmp_path, "", tensor_parallel=2, prefill_tensor_parallel=4), checkpoint)
 
