@@ -95,35 +95,45 @@ def test_whole_experts_next_to_divided_recurrent_layers(architecture: str, tmp_p
 
 
 @pytest.mark.parametrize("architecture", ["qwen3-next", *map(slow_case, ("nemotron-h", "falcon-h1", "mamba2"))])
-def test_tokens_equal_those_of_one_rank_after_preemptions_and_from_the_cache(
-    architecture: str, tmp_path: Path, rigs: Rigs
-) -> None:
+def test_tokens_equal_those_of_one_rank_after_preemptions(architecture: str, tmp_path: Path, rigs: Rigs) -> None:
     model = make_checkpoint(architecture, tmp_path / "model")
-    prompts = {f"p{index}": random_tokens(40 + index, seed=1) for index in range(4)}
-    prompts["long"] = random_tokens(150)
-    prompts["again"] = [*prompts["long"][:130], *random_tokens(9)]
-    one = one_engine(model)
+    prompts = {f"p{index}": random_tokens(40 + index, seed=1) for index in range(6)}
+    one = one_engine(model, block_size=8)
     expected = {}
     for name, prompt in prompts.items():
         add(one, name, prompt)
         expected |= drain(one)
     plan = LoadPlan.of(one.config, one.model_config, TensorShard(size=2), is_expert_parallel=False)
-    num_blocks = 22 + 2 * plan.groups.num_state_blocks  # too few for all requests at once
-    num_bytes = num_blocks * plan.layout.block_bytes
-    rig = rigs(model, 2, kv_cache_memory_bytes=num_bytes, max_num_batched_tokens=40, max_num_seqs=8)
+    # A request takes 9 blocks for its KV, and as many as a state for its own and for a checkpoint.
+    num_bytes = (16 + 2 * plan.groups.num_state_blocks) * plan.layout.block_bytes
+    options = {"block_size": 8, "kv_cache_memory_bytes": num_bytes}
+    rig = rigs(model, 2, max_num_batched_tokens=40, max_num_seqs=8, **options)
 
     def run(engine: Engine) -> dict[str, list[int]]:
         for name, prompt in prompts.items():
             add(engine, name, prompt)
         tokens = drain(engine)
         assert engine.scheduler.num_preemptions > 0
-        for name in ("long", "again"):  # the second begins with the first
-            repeated = add(engine, name, prompts[name])
-            assert drain(engine) == {name: expected[name]}
-        assert repeated.num_cached_tokens > 0
         return tokens
 
     assert rig.call(run) == expected
+
+
+@pytest.mark.parametrize("architecture", ["mamba2", *map(slow_case, ("qwen3-next", "nemotron-h", "falcon-h1"))])
+def test_a_hit_begins_with_the_states_of_a_checkpoint(architecture: str, tmp_path: Path, rigs: Rigs) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model")
+    first = random_tokens(70)
+    prompts = {"first": first, "again": [*first[:66], *random_tokens(9)]}
+
+    def run(engine: Engine) -> dict[str, list[int]]:
+        tokens = {}
+        for name, prompt in prompts.items():
+            request = add(engine, name, prompt)
+            tokens |= drain(engine)
+        assert request.num_cached_tokens == 64
+        return tokens
+
+    assert rigs(model, 2).call(run) == run(one_engine(model))
 
 
 @pytest.mark.parametrize("architecture", ["nemotron-h", *map(slow_case, ("qwen3-next", "falcon-h1", "mamba2"))])
@@ -139,7 +149,7 @@ def test_ranks_have_the_shards_of_one_ranks_states(architecture: str, tmp_path: 
     assert one.fingerprint == rig.engine.fingerprint
     parts = torch.cat([rig.engine.pool, rig.follower(1).pool], dim=1)
     assert one.pool.count_nonzero() > 5_000
-    torch.testing.assert_close(parts, one.pool, atol=ATOL, rtol=0)
+    torch.testing.assert_close(parts, one.pool, atol=ATOL, rtol=1e-5)  # KV is as large as 200
 
 
 @pytest.mark.slow
@@ -150,10 +160,13 @@ def test_rounded_weights_give_similar_logits(architecture: str, quantization: st
         pytest.skip("products in int8 need VNNI")
     model = make_checkpoint(architecture, tmp_path / "model")
     prompt = {"s": random_tokens(60)}
-    usual = PagedModel(model, dtype="bfloat16", quantization=quantization).step(prompt)["s"]
+    usual = PagedModel(model, dtype="bfloat16").step(prompt)["s"]
     rank0 = Rank0PagedModel(model, rig := rigs(model, 2, dtype="bfloat16", quantization=quantization))
     found = rig.call(lambda _: rank0.step(prompt)["s"])
-    assert torch.nn.functional.cosine_similarity(found.flatten(), usual.flatten(), dim=0) > 0.9
+    assert (
+        torch.nn.functional.cosine_similarity(found.flatten(), usual.flatten(), dim=0)
+        > {"int8": 0.97, "int4": 0.7}[quantization]
+    )
 
 
 def test_a_batch_is_sent_with_the_blocks_of_its_states(tmp_path: Path) -> None:
