@@ -31,7 +31,8 @@ class StateBlocks:
 
     def on(self, device: torch.device) -> "StateBlocks":
         """Return the blocks on `device`, copied asynchronously in a single transfer."""
-        return self.split(to_device_async(self.joined(), device), *self.sources.shape, len(self.new_rows))
+        num_seqs, num_blocks = self.sources.shape
+        return self.split(to_device_async(self.joined(), device), num_seqs, num_blocks, len(self.new_rows))
 
     def clear(self, pool: Tensor) -> None:
         """Clear the blocks `cleared` of a pool."""

@@ -106,7 +106,7 @@ class GatedDeltaNet:
         """Return the output for x [num_tokens, hidden], in the same shape; layer_cache: the whole KV pool."""
         mixed, rates = (linear(x).chunk(len(self.parts), dim=1) for linear in (self.inputs.mixed, self.inputs.rates))
         each = zip(self.parts, mixed, rates, strict=True)
-        return self.output(joined([part(*inputs, layer_cache, batch) for part, *inputs in each]))
+        return self.output(joined([part(ours, logits, layer_cache, batch) for part, ours, logits in each]))
 
 
 def load_delta_net(

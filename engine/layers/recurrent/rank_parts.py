@@ -80,4 +80,4 @@ class PartsOutput:
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate the columns of parts, without a copy if there is only one."""
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
