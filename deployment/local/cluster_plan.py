@@ -16,6 +16,8 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.cores import format_cores, parse_cores
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.engine.kv.dtype import default_kv_bytes, kv_cache_dtype
+from baton.engine.kv.state_layout import check_recurrent
+from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
 from baton.extras import NIXL, OPENTELEMETRY
 from baton.membership.rendezvous.config import RendezvousConfig
@@ -239,6 +241,8 @@ def _engine(
         raise OptionError(f"max_model_len: {wanted} tokens exceed the checkpoint's context of {longest}{hint}")
     try:
         kv_cache_dtype(checkpoint.config, engine.kv_cache_dtype)
+        shard = TensorShard(size=cluster.num_tensor_ranks(role))
+        check_recurrent(engine, checkpoint.config, shard.kv_parts(checkpoint.config, engine.kv_shards))
     except UnsupportedModel as error:
         raise OptionError(str(error)) from error
     if "kv_cache_memory_bytes" in given or not engine.is_on_cpu:  # on a GPU the engine sizes its own cache

@@ -45,16 +45,16 @@ class LoadPlan:
     @classmethod
     def of(cls, config: EngineConfig, whole: ModelConfig, shard: TensorShard, *, is_expert_parallel: bool) -> Self:
         """Return the plan. Raises UnsupportedModel for options that do not go with the model or with each other."""
-        check_recurrent(config, whole, shard.size, is_expert_parallel=is_expert_parallel)
         shard.check(whole)
         check_adaptable(config, whole, is_expert_parallel=is_expert_parallel)
         num_parts = shard.kv_parts(whole, config.kv_shards)
+        check_recurrent(config, whole, num_parts)
         groups = KVGroups.of(config, whole)
         try:
             layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype, groups)
         except ValueError as error:
             raise UnsupportedModel(f"kv_shards: {error}") from error
-        groups = groups.with_states(config, whole, layout.block_bytes)
+        groups = groups.with_states(config, whole, layout.block_bytes // layout.num_parts, num_parts)
         return cls(config, whole, shard, num_parts, layout, groups, DraftCheckpoint.of(config, whole))
 
     def fingerprint(self, weights_revision: str) -> str:

@@ -71,8 +71,6 @@ class ModelRunner:
         if self.images is not None:
             step = self.images.of(scheduled, batch.positions, self.pool.device)
             batch = replace(batch, rotary_positions=step.positions, images=step.images)
-        if batch.states is not None:
-            self._clear_new_blocks(scheduled)
         if previous is not None:
             batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))
         sampling, drafted = sampled_requests(scheduled)
@@ -183,22 +181,16 @@ class ModelRunner:
         )
 
     def _states(self, scheduled: Sequence[ScheduledRequest]) -> StateBlocks:
+        """Return the blocks of states. The blocks in which sequences end are cleared, if the step begins them."""
         requests = [item.request for item in scheduled]
+        lasts = [(item, (item.start + item.num_new_tokens - 1) // self.block_size) for item in scheduled]
+        begun = [item.request.block_table[last] for item, last in lasts if item.start <= last * self.block_size]
         return StateBlocks(
             torch.tensor([request.current_state for request in requests]),
             torch.tensor([request.state_blocks for request in requests]),
             torch.tensor([row for row, item in enumerate(scheduled) if item.start == 0], dtype=torch.int64),
+            torch.tensor(begun, dtype=torch.int64),
         )
-
-    def _clear_new_blocks(self, scheduled: Sequence[ScheduledRequest]) -> None:
-        """Clear the blocks in which sequences end, if the step begins them: they may have held recurrent state.
-
-        Attention multiplies unused slots by zero, and a state may be NaN if it is read as KV.
-        """
-        lasts = [(item, (item.start + item.num_new_tokens - 1) // self.block_size) for item in scheduled]
-        new = [item.request.block_table[last] for item, last in lasts if item.start <= last * self.block_size]
-        if new:
-            self.pool.view(torch.uint8).index_fill_(0, to_device_async(torch.tensor(new), self.pool.device), 0)
 
     def _block_tables(self, scheduled: Sequence[ScheduledRequest], max_blocks: int) -> np.ndarray:
         """Return the block tables [num_groups, num_seqs, max_blocks]; null blocks are behind the windows, and after the

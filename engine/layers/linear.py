@@ -1,6 +1,7 @@
 """Linear layers, in the weight layout that is fastest on their device."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -178,22 +179,31 @@ def load_slices(
 
     Their outputs are concatenated in the given order; adjacent slices are read as one.
     """
-    wanted = [(each,) for each in _merged(rows)]
-    names, sizes = [prefix] * len(wanted), [out_features] * len(wanted)
-    parts = peek_all(weights, [f"{name}.weight" for name in names], sizes, in_features, wanted=wanted)
-    addend = stack(weights, [f"{name}.bias" for name in names], sizes, wanted=wanted) if bias else None
-    linear = make_linear(weights, parts, addend, quantization=weights.quantization)
-    linear.source = LinearSource(
-        [ProjectionRows(prefix, out_features, each) for each in rows], in_features, slice(None)
-    )
+    return load_rows(weights, [ProjectionRows(prefix, out_features, each) for each in rows], in_features, bias=bias)
+
+
+def load_rows(
+    weights: Weights, rows: Sequence[ProjectionRows], in_features: int, *, bias: bool = False, is_exact: bool = False
+) -> Linear:
+    """Load rows of projections of the same input; their outputs are concatenated in the given order.
+
+    Adjacent rows are read as one. is_exact: plain weights are not quantised.
+    """
+    each = _merged(rows)
+    wanted, sizes = [(part.rows,) for part in each], [part.out_features for part in each]
+    parts = peek_all(weights, [f"{part.name}.weight" for part in each], sizes, in_features, wanted=wanted)
+    addend = stack(weights, [f"{part.name}.bias" for part in each], sizes, wanted=wanted) if bias else None
+    linear = make_linear(weights, parts, addend, quantization=None if is_exact else weights.quantization)
+    linear.source = LinearSource(rows, in_features, slice(None))
     return linear
 
 
-def _merged(rows: Sequence[slice]) -> list[slice]:
+def _merged(rows: Sequence[ProjectionRows]) -> list[ProjectionRows]:
     merged = [rows[0]]
     for each in rows[1:]:
-        if each.start == merged[-1].stop:
-            merged[-1] = slice(merged[-1].start, each.stop)
+        last = merged[-1]
+        if (each.name, each.rows.start) == (last.name, last.rows.stop):
+            merged[-1] = replace(last, rows=slice(last.rows.start, each.rows.stop))
         else:
             merged.append(each)
     return merged

@@ -105,8 +105,10 @@ class CausalLM:
         return None in self.kv_places
 
     def _planned(self, batch: Batch, pool: Tensor) -> Batch:
-        """Return the batch on the model's device, with its attention and its adapters planned."""
+        """Return the batch on the model's device, its attention and adapters planned, its new blocks cleared."""
         batch = batch.on(pool.device)
+        if batch.states is not None:
+            batch.states.clear(pool)
         self.backend.plan(batch)
         if self.adapted is not None:
             self.adapted.adapters.plan(batch)

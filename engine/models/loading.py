@@ -10,7 +10,6 @@ from baton.engine.experts.group import ExpertGroup
 from baton.engine.families.registry import family_of
 from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.kv.groups import KVGroups
-from baton.engine.kv.layer_states import LayerStates
 from baton.engine.layers.attention import load_attention
 from baton.engine.layers.embedding import Embedding, load_table
 from baton.engine.layers.latent_attention import load_latent_attention
@@ -22,6 +21,7 @@ from baton.engine.layers.norm import NO_NORM, Norm, RMSNorm
 from baton.engine.layers.parallel_experts import ParallelExperts
 from baton.engine.layers.recurrent.delta_net import load_delta_net
 from baton.engine.layers.recurrent.mamba import load_mamba
+from baton.engine.layers.recurrent.rank_parts import RankParts
 from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.layers.weights.grouped_weight import GroupedWeight
 from baton.engine.models.causal_lm import CausalLM, MissingHead
@@ -157,12 +157,12 @@ class ModelLoader:
         config, layouts = self._config.recurrent, self._groups.states
         assert config is not None
         assert layouts is not None, "groups without a layout of the recurrent state"
-        states = LayerStates(layouts.place(config.layers.index(index)), config.state_shapes)
+        place, parts = layouts.place(config.layers.index(index)), RankParts(layouts.num_shards, self._tensor)
         hidden, eps = self._config.hidden_size, self._config.rms_norm_eps
         if isinstance(config, DeltaNetConfig):
             by_key_head = self._names.by_key_head
-            return load_delta_net(self._weights, name, config, hidden, eps, states, by_key_head=by_key_head)
-        return load_mamba(self._weights, name, config, hidden, eps, states)
+            return load_delta_net(self._weights, name, config, hidden, eps, place, parts, by_key_head=by_key_head)
+        return load_mamba(self._weights, name, config, hidden, eps, place, parts)
 
     @property
     def _is_parallel(self) -> bool:
