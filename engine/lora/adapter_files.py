@@ -64,7 +64,7 @@ class AdapterFiles:
             digest.update(f"\n{name} {module.scale!r}".encode())
             for matrix in (module.a, module.b):
                 digest.update(f" {matrix.dtype} {tuple(matrix.shape)} ".encode())
-                digest.update(matrix.contiguous().view(torch.uint8).numpy().tobytes())
+                digest.update(matrix.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
