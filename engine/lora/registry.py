@@ -22,7 +22,7 @@ from baton.engine.errors import (
     InvalidAdapter,
     UnknownAdapter,
 )
-from baton.engine.lora.adapted_linears import AdaptedLinears
+from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.lora.adapter_files import read_adapter
 from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.info import AdapterInfo
@@ -46,7 +46,7 @@ class AdapterRegistry:
     def __init__(
         self,
         config: LoraConfig,
-        adapted: AdaptedLinears | None,
+        adapted: AdaptedLayers | None,
         on_removed: Callable[[int], None] = lambda _: None,
         max_registered: int = MAX_REGISTERED,
     ) -> None:
@@ -92,14 +92,15 @@ class AdapterRegistry:
         except (MemoryError, OSError, RuntimeError) as error:  # such as a lack of memory, which torch reports so
             raise EngineError(f"{path} cannot be loaded: {type(error).__name__}: {shown(str(error))}") from error
 
-    def _read(self, adapted: AdaptedLinears, name: str, path: Path, number: int) -> ReadAdapter:
+    def _read(self, adapted: AdaptedLayers, name: str, path: Path, number: int) -> ReadAdapter:
         started_s = time.perf_counter()
-        files, dtype = read_adapter(path, self.config.max_rank, adapted.sources), adapted.dtype
+        files, dtype = read_adapter(path, self.config.max_rank, adapted.sources, adapted.base), adapted.dtype
         targets = sorted({module.rpartition(".")[2] for module in files.modules})
         info = AdapterInfo(
             name, files.digest(dtype), files.rank, files.num_bytes, files.base_model, target_modules=tuple(targets)
         )
-        adapted.adapters.add(number, low_ranks(files, adapted.sources, dtype))
+        factors = adapted.dora.of(files, info.digest)
+        adapted.adapters.add(number, low_ranks(files, adapted.sources, dtype, factors))
         return ReadAdapter(number, info, path, time.perf_counter() - started_s)
 
     def insert(self, read: ReadAdapter) -> AdapterInfo:
