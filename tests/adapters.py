@@ -25,8 +25,8 @@ def make_adapter(
 ) -> Path:
     """Save an adapter of a checkpoint's projections `targets`, and return its directory.
 
-    size: standard deviation of the matrices, a third of it for lm_head, which would decide all tokens, and of the changes of magnitudes with use_dora; ranks: those of some
-    targets; options: of adapter_config.json.
+    size: standard deviation of the matrices, of which lm_head gets a third, as it would decide all tokens, and of the
+    changes of magnitudes with use_dora; ranks: those of some targets; options: of adapter_config.json.
     """
     draw = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
