@@ -62,7 +62,7 @@ async def test_replaced_files_are_not_used_under_the_old_digest(client: AsyncOpe
     outputs = {name: await output(client, name) for name in ("4", "5", "6", "7")}
     rmtree(directory / "4")
     make_adapter(MODEL, directory / "4", TARGETS, seed=5, use_dora=True)  # those of 5
-    found = []
+    found: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         while not found or found[-1] != outputs["5"]:
             try:
