@@ -145,7 +145,10 @@ class EngineConfig:
     )
     max_lora_rank: int = option(16, "Largest rank of a LoRA adapter.", minimum=1, maximum=1024)
     max_cpu_loras: int | None = option(
-        None, "LoRA adapters in a worker's host memory, at least max_loras. Default: 4 times max_loras.", minimum=1
+        None,
+        "LoRA adapters in a worker's host memory, at least max_loras; others are read again when requests need them. "
+        "Default: 4 times max_loras.",
+        minimum=1,
     )
     lora_dtype: str = option(
         "auto", "Type of the matrices of LoRA adapters; auto is the type of the activations.", choices=LORA_DTYPES

@@ -181,11 +181,8 @@ class Engine:
         """Return the next step's work, the requests whose blocks are now ready for remote prefill, and those that have
         failed since the last call; may be empty.
         """
-        failed = [
-            self.scheduler.fail(request, error)
-            for request, error in self.grammars.take_failures()
-            if self.scheduler.has(request)
-        ]
+        failures = [*self.grammars.take_failures(), *self.adapters.take_failures(self.scheduler.waiting)]
+        failed = [self.scheduler.fail(request, error) for request, error in failures if self.scheduler.has(request)]
         schedule = self.scheduler.schedule()
         schedule.failed += failed + self._failed
         self._failed = []

@@ -46,7 +46,8 @@ class Request:
     images: tuple[Image, ...] = ()  # in the prompt, in the order of their tokens; kept for recomputation
     adapter: str | None = None  # name of its LoRA adapter
     adapter_digest: str = ""  # of its contents; set when the engine takes the request, which may expect one
-    adapter_number: int = 0  # of the loaded adapter that it uses; 0: none
+    adapter_number: int = 0  # of the registered adapter that it uses; 0: none
+    adapter_matrices: int = 0  # number of that adapter's matrices, while it is in the batch
     tenant: str = ""  # its requests share bounds on the engine's threads
     priority: int = 0  # lower is served earlier
     receives_kv: bool = False  # the prompt is prefilled remotely and its KV will be received

@@ -207,7 +207,7 @@ class AdapterLimits(_message.Message):
     max_lora_rank: _builtins.int
     """largest rank of an adapter"""
     max_cpu_loras: _builtins.int
-    """adapters whose weights stay in host memory"""
+    """adapters in host memory; others are read again when requests need them"""
     def __init__(
         self,
         *,
@@ -225,7 +225,7 @@ Global___AdapterLimits: _TypeAlias = AdapterLimits  # noqa: Y015
 
 @_typing.final
 class Adapter(_message.Message):
-    """A LoRA adapter that a worker has loaded."""
+    """A LoRA adapter that a worker has loaded. Its weights may have left memory since."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -243,7 +243,7 @@ class Adapter(_message.Message):
     num_bytes: _builtins.int
     """of its weights"""
     is_resident: _builtins.bool
-    """in a slot: a request for it starts without a load"""
+    """in a slot, or in a CPU's memory: a request for it starts without a load"""
     def __init__(
         self,
         *,

@@ -77,7 +77,7 @@ class Batch:
     rotary_positions: Tensor | None = None
     images: ImageTokens | None = None  # on the model's device; not sent to other ranks, like the field above
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
-    adapters: tuple[int, ...] = ()  # number of each sequence's LoRA adapter, 0 for none; empty: no sequence has one
+    adapters: tuple[int, ...] = ()  # number of each sequence's LoRA matrices, 0 for none; empty: no sequence has one
     states: StateBlocks | None = None  # of recurrent layers; None: the model has none
 
     @property

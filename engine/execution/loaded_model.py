@@ -23,7 +23,7 @@ from baton.engine.kv.capacity import configured_context
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.kv.origin import KVOrigin, check_mixable, quantization_name
-from baton.engine.lora.adapted_linears import AdaptedLinears
+from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
@@ -55,7 +55,7 @@ class LoadedModel:
     generates: bool  # False for an embedding checkpoint without an output layer
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
     vision: VisionEncoder | None = None  # None: the model takes no images
-    adapted: AdaptedLinears | None = None  # None: adapters are not enabled
+    adapted: AdaptedLayers | None = None  # None: adapters are not enabled
     draft_model: DraftModel | None = None  # None: there is none, or rank 0 has it
 
 

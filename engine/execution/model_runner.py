@@ -219,8 +219,8 @@ class ModelRunner:
 
 
 def _adapters(scheduled: Sequence[ScheduledRequest]) -> tuple[int, ...]:
-    """Return the number of each request's adapter; nothing if none has one."""
-    numbers = tuple(item.request.adapter_number for item in scheduled)
+    """Return the number of the matrices of each request's adapter; nothing if none has one."""
+    numbers = tuple(item.request.adapter_matrices for item in scheduled)
     return numbers if any(numbers) else ()
 
 

@@ -15,7 +15,7 @@ from baton.engine.layers.linear import Projection
 from baton.engine.layers.moe import MoE
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.rotary import RotaryEmbedding
-from baton.engine.lora.adapted_linears import AdaptedLinears
+from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.models.decoder_layer import DecoderLayer
 from baton.engine.ops.base import Rotation
 from baton.engine.vision.encoder import VisionEncoder
@@ -67,7 +67,7 @@ class CausalLM:
         self.logits_soft_cap = logits_soft_cap
         self.layer_inputs = layer_inputs
         self.vision = vision
-        self.adapted: AdaptedLinears | None = None  # None: steps have no adapters
+        self.adapted: AdaptedLayers | None = None  # None: steps have no adapters
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:

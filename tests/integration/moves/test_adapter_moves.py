@@ -14,7 +14,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.protos import worker_pb2
 from baton.protos.worker_pb2_grpc import WorkerStub
 from benchmarks.server import served
-from tests.adapters import make_adapter
+from tests.adapters import ALL_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.moves.test_stopped_worker import tokens_of
@@ -38,7 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("adapters")
-    return [make_adapter(model, directory / f"{seed}", seed=seed) for seed in (1, 2)]
+    everything = make_adapter(model, directory / "1", [*ALL_TARGETS, "embed_tokens", "lm_head"], seed=1)
+    return [everything, make_adapter(model, directory / "2", seed=2, use_dora=True)]
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +57,14 @@ async def load(worker: WorkerProcess, name: str, path: Path) -> worker_pb2.Adapt
 
 
 SHARDED = "--tensor-parallel=2"
+ONE_IN_MEMORY = ("--max-loras=1", "--max-cpu-loras=1")
 
 
-@pytest.mark.parametrize("flags", [(), ("--kv-cache-dtype=int8",), ("--kv-shards=2", SHARDED)], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--kv-cache-dtype=int8",), ("--kv-shards=2", SHARDED), ("--kv-shards=2", SHARDED, *ONE_IN_MEMORY)],
+    ids=str,
+)
 async def test_handovers_and_pulled_kv(
     tmp_path: Path, model: Path, adapters: list[Path], expected: dict[str | None, list[int]], flags: tuple[str, ...]
 ) -> None:
