@@ -31,10 +31,19 @@ def random_head(model: Path, directory: Path, method: str, seed: int = 0, num_dr
     if method == "eagle3" and num_drafted is not None:
         tensors |= vocabulary_maps(torch.randperm(vocab, generator=generator)[:num_drafted].sort().values, vocab)
     config = {
-        **{"architectures": [ARCHITECTURES[method]], "hidden_size": hidden, "vocab_size": vocab},
-        **{"num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS},
-        **{"head_dim": HEAD_DIM, "intermediate_size": INNER, "max_position_embeddings": 64, "rms_norm_eps": 1e-5},
-        **{"model_type": "llama", "hidden_act": "silu", "rope_theta": 10000.0},
+        "architectures": [ARCHITECTURES[method]],
+        "hidden_size": hidden,
+        "vocab_size": vocab,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "intermediate_size": INNER,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rope_theta": 10000.0,
     }
     if method == "eagle3":
         config |= {"draft_vocab_size": num_drafted or vocab, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
