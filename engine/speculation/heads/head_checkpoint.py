@@ -134,10 +134,7 @@ def _eagle(engine: EngineConfig, target: ModelConfig, directory: Path, method: s
     if not tensors or "model.fc.weight" not in tensors:
         raise InvalidCheckpoint(f"it has no fc.weight in *.safetensors, so it is no head of {method}")
     _check_sizes(raw, config, target, method, tensors)
-    inner = raw.inner("eagle_config")
-    layers = raw.integers(AUX_LAYERS) or inner.integers(AUX_LAYERS) or _default_layers(target)
-    if method == EAGLE3:
-        _check_layers(layers, target)
+    layers = _layers(raw, target) if method == EAGLE3 else ()
     context = _context(engine, target)
     return HeadCheckpoint(
         method,
@@ -147,7 +144,7 @@ def _eagle(engine: EngineConfig, target: ModelConfig, directory: Path, method: s
         replace(config, rope=config.rope.for_context(context), max_model_len=context),
         context,
         raw.size("draft_vocab_size", config.vocab_size) if method == EAGLE3 else target.vocab_size,
-        tuple(sorted(layers)) if method == EAGLE3 else (),
+        layers,
         raw.boolean("norm_before_residual", False),
     )
 
@@ -175,13 +172,13 @@ def _check_sizes(
         )
 
 
-def _default_layers(target: ModelConfig) -> tuple[int, ...]:
-    return 2, target.num_layers // 2, target.num_layers - 3
-
-
-def _check_layers(layers: tuple[int, ...], target: ModelConfig) -> None:
-    if len(set(layers)) != NUM_AUX or not all(0 <= layer < target.num_layers for layer in layers):
+def _layers(raw: JsonObject, target: ModelConfig) -> tuple[int, ...]:
+    """Return the layers of the model whose inputs a head of EAGLE-3 reads, ascending."""
+    given = raw.integers(AUX_LAYERS) or raw.inner("eagle_config").integers(AUX_LAYERS)
+    layers = sorted(given or (2, target.num_layers // 2, target.num_layers - 3))
+    if len(set(layers)) != NUM_AUX or not 0 <= layers[0] <= layers[-1] < target.num_layers:
         raise InvalidCheckpoint(
             f"{AUX_LAYERS} must be {NUM_AUX} of the model's layers, 0 to {target.num_layers - 1}, whose inputs it "
-            f"reads, not {shown(sorted(layers))}"
+            f"reads, not {shown(layers)}"
         )
+    return tuple(layers)

@@ -28,7 +28,7 @@ from baton.engine.models.loading import HEAD, ModelLoader
 from baton.engine.parallel.tensor_parallel import ONE_RANK
 from baton.engine.speculation.config import EAGLE3, MTP, OPTION
 from baton.engine.speculation.heads.head_checkpoint import NUM_AUX, HeadCheckpoint
-from baton.engine.speculation.heads.head_model import Concatenation, HeadModel, JoinedNorm, side_by_side
+from baton.engine.speculation.heads.head_model import Concatenation, HeadModel, Join, JoinedNorm, side_by_side
 
 EMBEDDING = "model.embed_tokens.weight"
 UNUSED = (EMBEDDING, "model.t2d", HEAD)  # copies of the model's, and what follows from d2t
@@ -81,7 +81,7 @@ class HeadLoader:
             norm = loader.norm("model.norm")
             embedding, output, token_ids = self._own_embedding(embedding), self._own_output(output), self._token_ids()
         weights.finish(lambda name: name in UNUSED or name.endswith(".rotary_emb.inv_freq"))
-        join = side_by_side if is_third else Concatenation(fc, NO_NORM, NO_NORM)
+        join: Join = side_by_side if is_third else Concatenation(fc, NO_NORM, NO_NORM)
         model = HeadModel(embedding, join, layers, norm, output, self._rotary(), self._backend, token_ids)
         return model, fc if is_third else None
 

@@ -8,7 +8,6 @@ from baton.engine.engine import Engine
 from baton.engine.request import Request
 from baton.settings.values import JsonText, parse_json
 from tests.unit.engine.speculation.draft_rig import draft_freely, drafter_of
-from tests.unit.engine.speculation.free_drafts import FreeDrafts
 from tests.unit.engine.speculation.speculation_rig import engine_of
 
 
@@ -51,6 +50,3 @@ def drafts_of(engine: Engine, request: Request, count: int) -> Sequence[int]:
             return found
         assert drafter.offer(request, count) is not None
     raise AssertionError("the head is never ready")
-
-
-__all__ = ["FreeDrafts", "advance", "drafts_of", "head_engine", "option", "quiet_engine"]

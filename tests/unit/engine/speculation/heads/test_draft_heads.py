@@ -87,7 +87,7 @@ def test_a_handover_begins_the_context_of_the_head(model: Path, heads: dict[str,
     reference.add(prompt)
     advance(reference, prompt, 18)
     engine.pool[request.block_table] = reference.pool[prompt.block_table]
-    (sampled,) = [prompt.token_ids[-1]]
+    sampled = prompt.token_ids[-1]
     engine.end_receive(request.request_id, Received(16))
     advance(engine, request, 18)
     assert request.token_ids[-1] == sampled
