@@ -51,7 +51,7 @@ def test_a_head_that_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["Eagle3Speculator"]}, "its architecture is Eagle3Speculator, but eagle3 needs LlamaForCau"),
+        ({"architectures": ["Eagle3Speculator"]}, "its architecture is 'Eagle3Speculator', but eagle3 needs LlamaF"),
         ({"hidden_size": 128}, "its hidden size is 128, but the model's 256; name a head that was trained for this"),
         ({"target_hidden_size": 512}, "its hidden size is 512, but the model's 256; name a head that was trained"),
         ({"vocab_size": 4000}, "its vocabulary has 4000 tokens, but the model's 4096; name a head that was trained"),
@@ -72,7 +72,7 @@ def test_other_directories_are_refused(tmp_path: Path) -> None:
     head = changed(random_head(BUNDLED, tmp_path / "head", "eagle3"), {"fc.weight": None})
     with pytest.raises(EngineError, match=r"it has no fc\.weight in \*\.safetensors, so it is no head of eagle3"):
         read(head)
-    with pytest.raises(EngineError, match="its architecture is Qwen3MoeForCausalLM, but eagle needs EagleLlama"):
+    with pytest.raises(EngineError, match="its architecture is 'Qwen3MoeForCausalLM', but eagle needs Eagle"):
         read(BUNDLED, "eagle")
 
 
