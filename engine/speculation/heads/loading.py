@@ -159,6 +159,6 @@ class HeadLoader:
             return None
         size, whole = self._checkpoint.head_vocab_size, self._config.vocab_size
         token_ids = self._weights.take_integers("model.d2t", size) + torch.arange(size, device=self._device)
-        if not bool(((token_ids >= 0) & (token_ids < whole)).all()) or len(token_ids.unique()) != size:
+        if not bool(((token_ids >= 0) & (token_ids < whole)).all()) or len(set(token_ids.tolist())) != size:
             raise InvalidCheckpoint(f"d2t must map each of {size} tokens to another one below {whole}")
         return token_ids
