@@ -3,7 +3,7 @@
     python scripts/train_draft_head.py --output /tmp/head [--model DIRECTORY --text FILE] [--steps 400]
 
 The text is that of the bundled model, or a file of plain text, best of the model's own outputs. The default takes some
-minutes on one CPU core.
+minutes on one CPU core; the files are brought up to date as it goes.
 """
 
 import argparse
@@ -59,12 +59,13 @@ def train(arguments: argparse.Namespace) -> None:
     head = Head(HeadSizes(config.hidden_size, arguments.intermediate_size, *heads, len(token_ids)))
     print(f"{sum(each.numel() for each in head.parameters()):,} parameters", file=sys.stderr, flush=True)
 
+    layers = tuple(sorted(arguments.layers))
+
     def report(progress: Progress) -> None:
         print(json.dumps(asdict(progress)), file=sys.stderr, flush=True)
+        save_head(head, token_ids, layers, config.vocab_size, config.max_position_embeddings, arguments.output)
 
-    layers = tuple(sorted(arguments.layers))
     HeadTrainer(model, head, layers, token_ids, TrainingPlan(arguments.steps)).run(batches, report)
-    save_head(head, token_ids, layers, config.vocab_size, config.max_position_embeddings, arguments.output)
 
 
 def most_frequent(batches: Iterator[Tensor], count: int, vocab_size: int) -> Tensor:

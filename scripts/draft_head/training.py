@@ -19,9 +19,9 @@ class TrainingPlan:
     num_steps: int
     depth: int = 3
     peak_learning_rate: float = 2e-3
-    warmup_steps: int = 20
+    warmup_steps: int = 10
     decay: float = 0.8  # of the loss's weight with each token ahead
-    report_every: int = 20
+    report_every: int = 10
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate: linear warmup, then half a cosine."""
