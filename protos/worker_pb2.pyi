@@ -744,7 +744,7 @@ class WorkerLoad(_message.Message):
     adapter_load_s: _builtins.float
     """recent seconds of loading an adapter into a slot; 0: not known yet"""
     drafting_s: _builtins.float
-    """seconds that the draft model has taken since the start"""
+    """seconds that the draft model or head has taken since the start"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport in use and why, by KVPool.incarnation of the peer"""

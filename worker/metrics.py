@@ -178,7 +178,7 @@ class WorkerMetrics(Collector):
         yield self._counter("spec_decode_num_drafts", "Drafts verified.", drafts.num_drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens verified.", drafts.num_draft_tokens)
         yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", drafts.num_accepted_tokens)
-        yield self._counter("spec_decode_drafting_seconds", "Seconds of the draft model.", drafts.drafting_s)
+        yield self._counter("spec_decode_drafting_seconds", "Seconds of the draft model or head.", drafts.drafting_s)
         text = "Drafted tokens accepted, by their place in the draft."
         positions = CounterMetricFamily(
             "baton:spec_decode_num_accepted_tokens_per_pos", text, labels=[*self._labels, "position"]

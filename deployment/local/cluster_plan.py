@@ -18,7 +18,7 @@ from baton.engine.execution.visible_gpus import visible_gpus
 from baton.engine.kv.dtype import default_kv_bytes, kv_cache_dtype
 from baton.engine.kv.state_layout import check_recurrent
 from baton.engine.parallel.tensor_shard import TensorShard
-from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.engine.speculation.drafts import draft_of
 from baton.extras import NIXL, OPENTELEMETRY
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
@@ -249,7 +249,7 @@ def _engine(
         return engine
     store_bytes = settings.worker.get("kv_host_memory_bytes") or 0
     assert isinstance(store_bytes, int)
-    free_bytes, draft = machine.memory_bytes - store_bytes, DraftCheckpoint.of(engine, checkpoint.config)
+    free_bytes, draft = machine.memory_bytes - store_bytes, draft_of(engine, checkpoint.config)
     token_bytes = draft.token_bytes if draft is not None else 0
     kv_bytes = default_kv_bytes(free_bytes, cluster.num_ranks, checkpoint.config, engine, token_bytes)
     return replace(engine, kv_cache_memory_bytes=kv_bytes)

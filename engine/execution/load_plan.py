@@ -25,7 +25,8 @@ from baton.engine.lora.adaptable import check_adaptable
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.parallel.tensor_parallel import TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
-from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.engine.speculation.drafts import Draft, draft_of
+from baton.engine.speculation.heads.head_checkpoint import HeadCheckpoint
 
 FINGERPRINT_DIGITS = 15  # hex digits of a fingerprint that ranks compare: as many as an int64 holds
 
@@ -40,7 +41,7 @@ class LoadPlan:
     num_parts: int  # shards of a block of the whole model
     layout: KVCacheLayout
     groups: KVGroups
-    draft: DraftCheckpoint | None  # None: there is no draft model
+    draft: Draft | None  # None: there is neither a draft model nor a head
 
     @classmethod
     def of(cls, config: EngineConfig, whole: ModelConfig, shard: TensorShard, *, is_expert_parallel: bool) -> Self:
@@ -55,7 +56,10 @@ class LoadPlan:
         except ValueError as error:
             raise UnsupportedModel(f"kv_shards: {error}") from error
         groups = groups.with_states(config, whole, layout.block_bytes // layout.num_parts, num_parts)
-        return cls(config, whole, shard, num_parts, layout, groups, DraftCheckpoint.of(config, whole))
+        draft = draft_of(config, whole)
+        if isinstance(draft, HeadCheckpoint):
+            draft.check_group(is_expert_parallel=is_expert_parallel)
+        return cls(config, whole, shard, num_parts, layout, groups, draft)
 
     def fingerprint(self, weights_revision: str) -> str:
         """Return the fingerprint of the KV that the model computes with these weights."""

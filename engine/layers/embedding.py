@@ -21,6 +21,7 @@ class Embedding:
         """weight: [this rank's part of the vocabulary, hidden]; dtype: of the vectors."""
         self.weight = weight
         self.tensor = tensor
+        self.num_tokens = config.vocab_size
         self.vocab = tensor.shard.of(config.vocab_size)
         self.multiplier = config.embedding_multiplier
         self.dtype = dtype

@@ -17,6 +17,7 @@ from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.models.decoder_layer import DecoderLayer
+from baton.engine.models.hidden_states import HiddenStates
 from baton.engine.ops.base import Rotation
 from baton.engine.vision.encoder import VisionEncoder
 
@@ -68,6 +69,7 @@ class CausalLM:
         self.layer_inputs = layer_inputs
         self.vision = vision
         self.adapted: AdaptedLayers | None = None  # None: steps have no adapters
+        self.hidden_states: HiddenStates | None = None  # where steps leave them; None: no draft head reads them
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
@@ -123,9 +125,15 @@ class CausalLM:
         rotations = {rotary: self._rotation(rotary, batch) for rotary in dict.fromkeys(self.rotary)}
         given = self.layer_inputs
         inputs = [None] * len(self.layers) if given is None else given(batch.token_ids, x)
-        for layer, rotary, place, own in zip(self.layers, self.rotary, self.kv_places, inputs, strict=True):
+        kept, states = self.hidden_states, []
+        parts = zip(self.layers, self.rotary, self.kv_places, inputs, strict=True)
+        for index, (layer, rotary, place, own) in enumerate(parts):
+            if kept is not None and index in kept.layers:
+                states.append(_sum(x, addend))
             cache = pool if place is None else KVCacheLayout.layer_cache(pool, place)
             x, addend = layer(x, addend, rotations[rotary], cache, batch, own)
+        if kept is not None:
+            kept.store(batch.slot_mapping, states if kept.layers else [self.norm(_sum(x, addend))])
         return x, addend
 
     def _rotation(self, rotary: RotaryEmbedding, batch: Batch) -> Rotation:
@@ -164,3 +172,8 @@ class CausalLM:
         for layer in self.layers:
             if isinstance(layer.feed_forward, MoE):
                 layer.feed_forward(nothing)
+
+
+def _sum(x: Tensor, addend: Tensor | None) -> Tensor:
+    """Return the sum in memory of its own: the next layer may overwrite both."""
+    return x.clone() if addend is None else x + addend

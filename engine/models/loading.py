@@ -65,24 +65,15 @@ class ModelLoader:
 
     def load(self) -> CausalLM:
         """Return the model. Raises InvalidCheckpoint or UnsupportedModel."""
-        weights, config, tensor = self._weights, self._config, self._tensor
-        rows = tensor.shard.of(config.vocab_size)
-        table = load_table(weights, config, rows)
-        layer_inputs = load_layer_inputs(weights, config, tensor)
-        layers = [self._layer(index) for index in range(config.num_layers)]
+        weights, config = self._weights, self._config
+        embedding, head = self.ends()
+        layer_inputs = load_layer_inputs(weights, config, self._tensor)
+        layers = [self.layer(index) for index in range(config.num_layers)]
         without_kv = config.layers_without_attention.union(self._recurrent)
-        head: Projection
-        if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
-            weight = GroupedWeight(table, weights.dtype) if isinstance(table, GroupedMatrix) else table
-            head = gathered(Linear(weight, quantization=head_quantization(weights.quantization)), tensor)
-        elif config.may_lack_head and HEAD not in weights:
-            head = MissingHead(config.vocab_size)
-        else:
-            head = gathered(load_head(weights, config.hidden_size, config.vocab_size, rows), tensor)
         return CausalLM(
-            Embedding(table, tensor, config, weights.dtype),
+            embedding,
             layers,
-            self._norm("model.norm"),
+            self.norm("model.norm"),
             head,
             self._rotary(),
             self._backend,
@@ -95,6 +86,21 @@ class ModelLoader:
             layer_inputs,
             load_encoder(weights, config.vision, config.hidden_size) if config.vision is not None else None,
         )
+
+    def ends(self) -> tuple[Embedding, Projection]:
+        """Load the embedding and the output layer, which may share their weights."""
+        weights, config, tensor = self._weights, self._config, self._tensor
+        rows = tensor.shard.of(config.vocab_size)
+        table = load_table(weights, config, rows)
+        head: Projection
+        if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
+            weight = GroupedWeight(table, weights.dtype) if isinstance(table, GroupedMatrix) else table
+            head = gathered(Linear(weight, quantization=head_quantization(weights.quantization)), tensor)
+        elif config.may_lack_head and HEAD not in weights:
+            head = MissingHead(config.vocab_size)
+        else:
+            head = gathered(load_head(weights, config.hidden_size, config.vocab_size, rows), tensor)
+        return Embedding(table, tensor, config, weights.dtype), head
 
     def _rotary(self) -> list[RotaryEmbedding]:
         """Return the rotary embedding of each layer; layers with the same one share it.
@@ -110,7 +116,8 @@ class ModelLoader:
         }
         return [made[rope] for rope in ropes]
 
-    def _layer(self, index: int) -> DecoderLayer:
+    def layer(self, index: int) -> DecoderLayer:
+        """Load one layer."""
         prefix, norms = f"model.layers.{index}", self._names.norms
         attention = self._mixer(index, prefix)
         has_feed_forward = attention is None or not self._config.has_single_parts
@@ -180,10 +187,10 @@ class ModelLoader:
         return ParallelExperts(
             dense=self._mlp(index, prefix),
             experts=moe,
-            before_dense=self._norm(f"{prefix}.pre_feedforward_layernorm"),
-            after_dense=self._norm(f"{prefix}.post_feedforward_layernorm_1"),
-            before_experts=self._norm(f"{prefix}.pre_feedforward_layernorm_2"),
-            after_experts=self._norm(f"{prefix}.post_feedforward_layernorm_2"),
+            before_dense=self.norm(f"{prefix}.pre_feedforward_layernorm"),
+            after_dense=self.norm(f"{prefix}.post_feedforward_layernorm_1"),
+            before_experts=self.norm(f"{prefix}.pre_feedforward_layernorm_2"),
+            after_experts=self.norm(f"{prefix}.post_feedforward_layernorm_2"),
             before_router=self._router_norm(f"{prefix}.router.scale"),
         )
 
@@ -215,9 +222,10 @@ class ModelLoader:
         return next(found, self._names.experts[0])
 
     def _norm_at(self, prefix: str, name: str | None) -> Norm:
-        return NO_NORM if name is None else self._norm(f"{prefix}.{name}")
+        return NO_NORM if name is None else self.norm(f"{prefix}.{name}")
 
-    def _norm(self, name: str) -> RMSNorm:
+    def norm(self, name: str) -> RMSNorm:
+        """Load a norm of hidden states."""
         config = self._config
         weight = self._weights.take(f"{name}.weight", config.hidden_size)
         return RMSNorm(weight, config.rms_norm_eps, config.norm_offset)

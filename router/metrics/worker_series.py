@@ -40,7 +40,7 @@ COUNTERS = {
     "kv_dropped_pins": ("Pins dropped because a request needed their blocks.", "num_dropped_pins"),
     "spec_decode_num_drafts": ("Drafts that the worker verified.", "num_drafts"),
     "spec_decode_num_draft_tokens": ("Drafted tokens that the worker verified.", "num_draft_tokens"),
-    "spec_decode_drafting_seconds": ("Seconds that the worker's draft model took.", "drafting_s"),
+    "spec_decode_drafting_seconds": ("Seconds that the worker's draft model or head took.", "drafting_s"),
 }
 
 TIER_GAUGES = {

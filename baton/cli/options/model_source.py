@@ -19,7 +19,7 @@ from baton.engine.checkpoint.packed.completeness import check_packed
 from baton.engine.checkpoint.tensor_index import GGUF
 from baton.engine.config import TOKENIZER, EngineConfig
 from baton.engine.errors import EngineError
-from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.engine.speculation.drafts import draft_of
 from baton.process.host_memory import host_memory
 from baton.settings.values import Value
 
@@ -58,7 +58,7 @@ def find_checkpoint(cluster: ClusterConfig, engine: Mapping[str, Value]) -> Chec
         )
     with servable(model.name):
         check_packed(directory, config.stored_quantization)
-        DraftCheckpoint.of(_engine(directory, tokenizer, engine), config)
+        draft_of(_engine(directory, tokenizer, engine), config)
     return Checkpoint(directory, model.name, config, tokenizer, model.commit)
 
 
