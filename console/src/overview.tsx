@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart";
 import { clock, count, percent, rate, seconds } from "./format";
-import { Empty, Section, TableFrame } from "./parts";
+import { Empty, RequestLink, Section, TableFrame, Tile } from "./parts";
 import { PoolTable } from "./pools";
 import { RelayStrip } from "./relay";
 import type { Figures, ModelRow, RecentError, State } from "./state";
@@ -61,19 +61,6 @@ function Tiles({ model }: { model: ModelRow }) {
   );
 }
 
-function Tile(props: { name: string; value: string; unit?: string; more?: string; alarm?: boolean }) {
-  return (
-    <div class={props.alarm ? "tile tile-alarm" : "tile"}>
-      <dt>{props.name}</dt>
-      <dd>
-        <span class="tile-value num">{props.value}</span>
-        {props.unit && <span class="tile-unit"> {props.unit}</span>}
-        {props.more && <span class="tile-more num">{props.more}</span>}
-      </dd>
-    </div>
-  );
-}
-
 function Charts({ state, model }: { state: State; model: ModelRow }) {
   const values = (read: (figures: Figures) => number | null) => model.series.map(read);
   const common = { span_s: state.span_s };
@@ -115,9 +102,6 @@ function Errors({ errors }: { errors: RecentError[] }) {
             <th scope="col">Time</th>
             <th scope="col">Status</th>
             <th scope="col">Error</th>
-            <th scope="col" class="wide">
-              Request
-            </th>
           </tr>
         </thead>
         <tbody>
@@ -128,9 +112,11 @@ function Errors({ errors }: { errors: RecentError[] }) {
               <td class="text">
                 {error.text}
                 {error.num > 1 && <span class="sub">{count(error.num)} requests in a row</span>}
-              </td>
-              <td class="wide">
-                <code>{error.request_id}</code>
+                {error.request_id && (
+                  <span class="sub">
+                    <RequestLink id={error.request_id} />
+                  </span>
+                )}
               </td>
             </tr>
           ))}
