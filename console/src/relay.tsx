@@ -59,8 +59,8 @@ export function RequestLanes({ model }: { model: ModelRow }) {
             </p>
           )}
           <ul>
-            {row.requests.map((request) => (
-              <Card key={`${request.id}-${request.index}`} request={request} stage={row.stage} />
+            {row.requests.map((request, place) => (
+              <Card key={place} request={request} stage={row.stage} />
             ))}
           </ul>
           {numIn(row, model) === 0 && <Empty>none</Empty>}

@@ -74,8 +74,8 @@ function NotKept({ live }: { live: LiveRow[] }) {
 function Progress({ live }: { live: LiveRow[] }) {
   return (
     <ul class="progress">
-      {live.map(({ stage, row }) => (
-        <li key={row.index} class={`stage-${stage}`}>
+      {live.map(({ stage, row }, place) => (
+        <li key={place} class={`stage-${stage}`}>
           <span class="swatch" aria-hidden="true" />
           {row.index > 0 && `Completion ${row.index + 1}: `}
           {stage}, {count(row.tokens)} of {count(row.max_tokens)} tokens{row.decode && ` at ${row.decode}`}
