@@ -132,7 +132,7 @@ async def test_states_follow_the_workers_and_requests(feeds: list[ConsoleFeed]) 
         async with asyncio.timeout(20):
             while len(recent := (state := await reader.state())["recent"]) < 2:
                 pass
-        assert (recent[0]["error"], recent[0]["output_tokens"]) == ("InvalidRequest", None)  # the latest is the first
+        assert (recent[0]["error"], recent[0]["output_tokens"]) == ("ContextExceeded", None)  # the latest is the first
         assert state["models"][0]["errors"][0]["request_id"] == "mine"
         await worker.stop()
         async with asyncio.timeout(20):
