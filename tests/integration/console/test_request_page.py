@@ -1,4 +1,4 @@
-"""The page of one request in Chromium: its timeline while it runs and after it has ended, and what it says otherwise."""
+"""The page of one request in Chromium: its timeline while it runs and after its end, and pages without a timeline."""
 
 import asyncio
 import importlib.util

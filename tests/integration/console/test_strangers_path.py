@@ -29,24 +29,26 @@ pytestmark = [
 ]
 
 
-def clone(directory: Path) -> None:
-    """Clone the repository's last commit, with this environment and its compiled modules in place of an installation."""
+def clone(directory: Path) -> dict[str, str]:
+    """Clone the repository's last commit, with this environment and its compiled modules in place of an installation.
+
+    Return the environment variables with which Python imports the clone.
+    """
     subprocess.run(["git", "clone", "--quiet", ROOT, directory], check=True)
     (directory / ".venv").symlink_to(sys.prefix)
-    for path in ROOT.rglob("*.so"):
-        relative = path.relative_to(ROOT)
-        if (directory / relative.parent).is_dir() and ".venv" not in relative.parts:
-            shutil.copy(path, directory / relative)
+    for path in (*ROOT.glob("*/native/*.so"), *ROOT.glob("*/*/native/*.so")):
+        shutil.copy(path, directory / path.relative_to(ROOT))
+    environment = {**os.environ, "PYTHONPATH": str(directory)}  # in front of the installed tree
+    command = [sys.executable, "-c", "import baton.router; print(baton.router.__file__)"]
+    found = subprocess.run(command, env=environment, cwd=directory, check=True, capture_output=True, text=True)
+    assert found.stdout.startswith(str(directory))
+    return environment
 
 
 @asynccontextmanager
-async def made_server(directory: Path) -> AsyncIterator[ServedCluster]:
+async def made_server(directory: Path, environment: dict[str, str]) -> AsyncIterator[ServedCluster]:
     """Run `make serve` in a clone."""
     port = free_port()
-    environment = {**os.environ, "PYTHONPATH": str(directory)}  # in front of the installed tree
-    imported = [sys.executable, "-c", "import baton.router; print(baton.router.__file__)"]
-    found = subprocess.run(imported, env=environment, cwd=directory, check=True, capture_output=True, text=True)
-    assert found.stdout.startswith(str(directory))
     command = ("make", "--assume-old=.venv/.base", "serve", f"PORT={port}")
     process = await asyncio.create_subprocess_exec(*command, cwd=directory, env=environment, stdout=PIPE, stderr=STDOUT)
     try:
@@ -86,9 +88,9 @@ async def test_a_stranger_clones_serves_chats_kills_a_worker_and_chats_again(tmp
     compiled modules.
     """
     directory = tmp_path / "baton"
-    clone(directory)
+    environment = clone(directory)
     async with (
-        made_server(directory) as cluster,
+        made_server(directory, environment) as cluster,
         browser() as chromium,
         console_page(chromium, cluster.url) as page,  # which is redirected to the console
     ):
