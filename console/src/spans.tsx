@@ -4,6 +4,7 @@ import { Fragment } from "preact";
 import { useState } from "preact/hooks";
 import { eventName, summary, troubles, valueText } from "./attributes";
 import { seconds } from "./format";
+import { TableFrame } from "./parts";
 import { firstTokenAt, type Timeline, type TimelineSpan } from "./timeline";
 
 const WIDTH = 1000; // of the time line, in units of its drawings
@@ -50,9 +51,8 @@ export function SpanTable({ timeline }: { timeline: Timeline }) {
           </span>
         )}
       </p>
-      <div class="table-frame">
+      <TableFrame label="spans of the request, in the order of their starts">
         <table class="spans">
-          <caption class="visually-hidden">Spans of the request, in the order of their starts</caption>
           <thead>
             <tr>
               <th scope="col">Span</th>
@@ -79,7 +79,7 @@ export function SpanTable({ timeline }: { timeline: Timeline }) {
             ))}
           </tbody>
         </table>
-      </div>
+      </TableFrame>
     </>
   );
 }
