@@ -193,4 +193,5 @@ async def test_processes_that_share_a_port_find_each_others_timelines(tmp_path: 
         assert orjson.loads(found)["request_id"] == "one"
         assert await groups[0].find(TimelineKey("an-owner", "two")) is None
         assert await groups[0].find(TimelineKey("", "one")) is None
+        assert await groups[0].find(TimelineKey(ANY_OWNER, "one")) == found
     assert await groups[0].find(one) is None
