@@ -63,7 +63,7 @@ async def load(url: str, num_clients: int = 5) -> AsyncIterator[None]:
 @asynccontextmanager
 async def shown(chromium: Any, url: str, viewport: dict[str, int], scheme: str) -> AsyncIterator[Any]:
     """Open a page of the console with sharp pixels."""
-    context = await chromium.new_context(viewport=viewport, color_scheme=scheme, device_scale_factor=2)
+    context = await chromium.new_context(viewport=viewport, color_scheme=scheme, device_scale_factor=1.5)
     try:
         page = await context.new_page()
         await page.goto(url)

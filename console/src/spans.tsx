@@ -129,14 +129,14 @@ function Bar({ span, total_s, first_s }: { span: TimelineSpan; total_s: number; 
       {[0.25, 0.5, 0.75].map((share) => (
         <line key={share} class="grid" x1={share * WIDTH} x2={share * WIDTH} y1="0" y2="10" />
       ))}
-      <rect class={span.running ? "span-bar span-open" : "span-bar"} x={begin} width={width} y="3" height="4" />
+      <line class={span.running ? "span-bar span-open" : "span-bar"} x1={begin} x2={begin + width} y1="5" y2="5" />
       {first_s != null && <line class="first-token" x1={at(first_s)} x2={at(first_s)} y1="0" y2="10" />}
     </svg>
   );
 }
 
 function Details({ span }: { span: TimelineSpan }) {
-  const attributes = Object.entries(span.attributes);
+  const attributes = Object.entries(span.attributes).sort(([one], [other]) => one.localeCompare(other));
   return (
     <>
       {span.events.length > 0 && (
