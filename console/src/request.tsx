@@ -108,7 +108,7 @@ function TimelineView({ timeline, live }: { timeline: Timeline; live: LiveRow[] 
         </p>
         {timeline.running && live.length > 0 && <Progress live={live} />}
       </Section>
-      <Section title="Timeline" note={timeline.running ? "Workers report their spans when they end their part." : `${spans.length} spans in ${processes} processes`}>
+      <Section title="Timeline" note={timeline.running ? "Workers report their spans when they end their part." : `${spans.length} spans in ${processes} ${processes === 1 ? "process" : "processes"}`}>
         <SpanTable timeline={timeline} />
         {timeline.dropped_spans > 0 && <p class="note">{count(timeline.dropped_spans)} further spans were dropped.</p>}
         {timeline.sampled && (

@@ -54,7 +54,7 @@ function Recent({ state }: { state: State }) {
   const several = state.models.length > 1;
   return (
     <TableFrame label="Recent requests">
-      <table class="stacked">
+      <table class="stacked recent">
         <thead>
           <tr>
             <th scope="col">Request</th>
