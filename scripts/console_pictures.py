@@ -36,7 +36,8 @@ SHOWN = "7c0e1f1d3b5f4f0e9b57d0a6a2f8d9c1"  # the request whose timeline is show
 async def chat(client: httpx.AsyncClient, random_source: random.Random) -> None:
     """Send one chat request, sometimes one that is refused."""
     limit = 10**6 if random_source.random() < 0.004 else random_source.choice((24, 60, 120))
-    body = {"messages": [{"role": "user", "content": random_source.choice(QUESTIONS)}], "max_tokens": limit}
+    text = f"{random_source.randrange(40)}. {random_source.choice(QUESTIONS)}"  # the cache has some of them
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": limit}
     await client.post("/v1/chat/completions", json=body)
     await asyncio.sleep(random_source.expovariate(1.5))
 
