@@ -45,7 +45,7 @@ function Tiles({ model }: { model: ModelRow }) {
       <Tile name="TPOT p50" value={seconds(total.tpot_p50_s)} more={`p95 ${seconds(total.tpot_p95_s)}`} />
       <Tile name="Cache hits" value={percent(total.hit_rate)} more="of prompt tokens" />
       <Tile
-        name="Prefilled remotely"
+        name="Remote prefill"
         value={planned ? percent(total.remote / planned) : "–"}
         more={`${count(total.remote)} of ${count(planned)}`}
       />
