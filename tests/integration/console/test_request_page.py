@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.console.served_page import CHROMIUM, browser, console_page, served_cluster
+from tests.integration.console.served_page import CHROMIUM, REQUEST_S, browser, console_page, served_cluster
 
 has_playwright = importlib.util.find_spec("playwright") is not None
 pytestmark = [
@@ -33,7 +33,7 @@ async def test_a_request_is_followed_from_the_live_view_to_its_end() -> None:
             assert page.url.endswith("#requests/one%2Fa%25")
             await page.get_by_text("The request is running.").wait_for(state="attached")
             await span(page, "attempt", "router").filter(has_text="running").wait_for()
-            await page.get_by_text("The request is finished.").wait_for(state="attached")
+            await page.get_by_text("The request is finished.").wait_for(state="attached", timeout=REQUEST_S * 1000)
         for name, where in (("prefill", "prefill-0"), ("compute", "prefill-0"), ("decode", "decode-")):
             await span(page, name, where).wait_for()
         transfer = span(page, "kv_transfer", "decode-")
