@@ -37,7 +37,7 @@ CHECKOV := 3.3.30
 setup: .venv/.dev
 
 serve: .venv/.base
-	$(BIN)/baton serve $(MODEL) --port $(PORT)
+	$(BIN)/baton serve $(MODEL) --port $(PORT) --keep-timelines 1000
 
 # Checkov conflicts with our pytest, so it has a separate environment, which a test uses.
 .venv/checkov/$(CHECKOV).done: .venv/.dev
