@@ -23,12 +23,11 @@ FIELDS = (
 class TextLines(logging.Formatter):
     """One line per record, with the request in brackets unless the text names it."""
 
-    converter = time.gmtime
-
     def __init__(self, process_name: str) -> None:
         super().__init__(
             f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {process_name} %(name)s: %(request)s%(message)s", datefmt=TIME
         )
+        self.converter = time.gmtime
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         """Return the line of a record whose `message` is set."""
@@ -44,11 +43,10 @@ class JsonLines(JsonFormatter):
     Attributes that libraries add to records are left out: they may have content of requests.
     """
 
-    converter = time.gmtime
-
     def __init__(self, process_name: str) -> None:
         about = {"process": process_name, "host": socket.gethostname(), "pid": os.getpid()}
         super().__init__(["asctime", "levelname", "name", "message"], rename_fields=RENAMED, static_fields=about)
+        self.converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, whose message may be any object."""
