@@ -87,7 +87,7 @@ def _deployment(settings: RaySettings, name: str, replica: type, max_ongoing: in
     actor = actor_options(settings, name)
     if options.label_selector and not bundles:  # a placement group has selectors of its own
         actor["label_selector"] = dict(options.label_selector)
-    log = {"logging_config": JSON_LOG} if settings.log.format == "json" else {}
+    log: dict[str, Any] = {"logging_config": JSON_LOG} if settings.log.format == "json" else {}
     if options.runtime_env:
         actor["runtime_env"] = dict(options.runtime_env)
     return serve.deployment(
