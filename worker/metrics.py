@@ -8,7 +8,7 @@ from wsgiref.simple_server import WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from baton.engine.grammar.figures import GrammarCounters
@@ -16,6 +16,8 @@ from baton.engine.kv.prefix_pins import PinFigures
 from baton.engine.outputs import EngineStats, ExpertFigures
 from baton.engine.speculation.figures import SpeculationCounters
 from baton.kvtransfer.base import PeerId
+from baton.protos.worker_pb2 import TransportHandovers
+from baton.rpc.handover_times import HandoverFamilies
 from baton.rpc.metrics_format import plain_accept
 from baton.worker.engine_host import EngineHost
 from baton.worker.reporting import TierCounters, WorkerCounters
@@ -36,7 +38,7 @@ TIER_GAUGES = {
     "num_bytes": "Bytes of KV that a store holds; 0 if not known.",
     "capacity_bytes": "Size limit of a store; 0 if it has its own.",
 }
-Family = CounterMetricFamily | GaugeMetricFamily
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
 
 
@@ -52,6 +54,7 @@ class WorkerSnapshot:
     saved_s: Mapping[str, float]  # seconds of prefill, by tier
     block_bytes: int
     block_size: int
+    handovers: Sequence[TransportHandovers] = ()
 
 
 class WorkerMetrics(Collector):
@@ -74,7 +77,15 @@ class WorkerMetrics(Collector):
         saved_s = self._saved_prefill.note({POOL: stats.num_cached_tokens, **found}, stats.prefill_tokens_per_s)
         is_short = self._host.is_short_of_ranks
         return WorkerSnapshot(
-            stats, replace(self._counters), transports, experts, is_short, saved_s, self._host.block_bytes, block_size
+            stats,
+            replace(self._counters),
+            transports,
+            experts,
+            is_short,
+            saved_s,
+            self._host.block_bytes,
+            block_size,
+            self._counters.handover_times.to_proto(),
         )
 
     def collect(self) -> Iterator[Family]:
@@ -114,6 +125,9 @@ class WorkerMetrics(Collector):
         yield from self._of_tiers(counters.tiers)
         yield from self._of_pins(stats.pins, snapshot.block_bytes)
         yield self._saved(snapshot.saved_s)
+        handovers = HandoverFamilies(self._labels)
+        handovers.add(tuple(self._labels.values()), snapshot.handovers)
+        yield from handovers.collect()
         transports = GaugeMetricFamily(
             "baton:kv_transport_info", "Transport in use for each peer.", labels=[*self._labels, "peer", "transport"]
         )

@@ -205,7 +205,7 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "cached_blocks": pool.index.num_blocks(description.incarnation),
         "stored_blocks": pool.index.num_blocks(stores_of(description.incarnation)),
         "inflight": connection.load.num_own_requests,
-        "load": _fields(load, without=("peer_transports", "tiers")),
+        "load": _fields(load, without=("peer_transports", "tiers", "completed_handovers")),
         "adapters": {"max_loras": description.adapters.max_loras, "loaded": dict(connection.load.adapters)},
         "peer_transports": dict(load.peer_transports),
         "kv_tiers": [_fields(tier) for tier in load.tiers],

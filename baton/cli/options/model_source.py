@@ -21,6 +21,7 @@ from baton.engine.config import TOKENIZER, EngineConfig
 from baton.engine.errors import EngineError
 from baton.engine.speculation.drafts import draft_of
 from baton.process.host_memory import host_memory
+from baton.process.log_settings import LogSettings
 from baton.settings.values import Value
 
 BUNDLED_NAME = "baton-bundled"
@@ -67,12 +68,12 @@ def _engine(directory: Path, tokenizer: Path | None, options: Mapping[str, Value
     return EngineConfig(model=str(directory), tokenizer=named, **options)  # type: ignore[arg-type]  # checked when read
 
 
-def plan_model(settings: ClusterSettings, checkpoint: Checkpoint, sockets: Path, log_level: str) -> ClusterPlan:
+def plan_model(settings: ClusterSettings, checkpoint: Checkpoint, sockets: Path, log: LogSettings) -> ClusterPlan:
     """Return the processes that serve a checkpoint on this machine.
 
     Raises OptionError, or ClickException if the machine has not enough memory.
     """
-    plan = plan_cluster(settings, checkpoint, this_machine(), sockets, log_level)
+    plan = plan_cluster(settings, checkpoint, this_machine(), sockets, log)
     with servable(checkpoint.name):
         check_resources(plan, checkpoint.config, host_memory())
     return plan
