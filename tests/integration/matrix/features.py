@@ -1,0 +1,142 @@
+"""The rows of the matrix: features, by the workers on which they are tested."""
+
+from collections.abc import Mapping
+
+import torch
+
+from tests.integration.matrix import bodies
+from tests.integration.matrix.bodies import GREEDY, SEEDED, WHOLE, prompt, repeated_prompt, text_prompt
+from tests.integration.matrix.cluster import ADAPTER, DRAFT_MODEL
+from tests.integration.matrix.feature import CHAT, ClusterSpec, Untested, Feature, Status
+
+SHARDED = ("--kv-shards=2",)  # workers of one rank and of two then have the same blocks
+
+
+def refused(reason: str, evidence: str) -> Untested:
+    """Return a cell that a worker refuses when it starts."""
+    return Untested(Status.REFUSED, reason, evidence)
+
+
+NO_EXPERTS = {"EP 2": refused("the model has no experts", "expert_parallel: .* has no experts")}
+NO_TP_STORE = "stores do not support them yet"
+HYBRID_STORE = {"restart": refused("KV stores do not support recurrent state nor windows yet", "do not support models")}
+RECURRENT: Mapping[str, Untested] = {
+    **HYBRID_STORE,
+    "TP 2": refused("recurrent layers are not divided", "tensor_parallel is not supported for the recurrent layers"),
+    "EP 2": refused("not with recurrent layers", "expert_parallel is not supported for the recurrent layers"),
+}
+EMBEDDING_TEST = "tests/integration/http/test_embeddings.py"
+ONE_WORKER = Untested(Status.NOT_APPLICABLE, "one prefill worker computes an embedding; no KV moves")
+
+
+def of_model(name: str, tokens: list[int]) -> Feature:
+    """Return a feature that is a property of the model or its KV: with a sampled request."""
+    return Feature(name, {"prompt": tokens, **SEEDED, **WHOLE})
+
+
+PLAIN = ClusterSpec(
+    "requests",
+    "bundled",
+    (
+        Feature("greedy", {"prompt": text_prompt(1), **GREEDY, **WHOLE}),
+        Feature("seeded", {"prompt": text_prompt(2), **SEEDED, **WHOLE}),
+        Feature("penalties", bodies.PENALISED),
+        Feature("logprobs", {"prompt": text_prompt(4), **SEEDED, **WHOLE, "logprobs": 2}),
+        Feature("stop strings", bodies.STOPPED),
+        Feature("min_tokens", bodies.SHORTEST),
+        Feature("n = 2", {"prompt": text_prompt(9), **SEEDED, **WHOLE, "n": 2}, num_completions=2),
+        Feature("grammar", bodies.GRAMMAR),
+        Feature("JSON schema", bodies.SCHEMA),
+        Feature("tool calls", bodies.TOOL_CALL, CHAT),
+    ),
+    SHARDED,
+    router={"tool_call_parser": "hermes", "reasoning_parser": "none"},
+    usual_moves=("decode killed", "drained"),
+)
+CLUSTERS = (
+    PLAIN,
+    ClusterSpec(
+        "reasoning",
+        "thinking",
+        (Feature("reasoning", bodies.REASONING, CHAT),),
+        SHARDED,
+        router={"tool_call_parser": "none", "reasoning_parser": "deepseek_r1"},
+        usual_moves=("prefix hit",),
+    ),
+    ClusterSpec(
+        "LoRA adapter",
+        "bundled",
+        (Feature("LoRA adapter", {"model": ADAPTER, "prompt": text_prompt(11), **SEEDED, **WHOLE}),),
+        (*SHARDED, "--enable-lora"),
+        router={"enable_lora": True},
+        untested={"EP 2": refused("not with adapters", "enable_lora is not supported with expert_parallel")},
+        usual_moves=("pull",),
+    ),
+    ClusterSpec(
+        "n-gram drafts",
+        "bundled",
+        (Feature("n-gram drafts", {"prompt": repeated_prompt(), **GREEDY, **WHOLE}),),
+        SHARDED,
+        ('--speculative-config={"method": "ngram", "num_speculative_tokens": 6}',),
+        usual_moves=("role change",),
+    ),
+    ClusterSpec(
+        "draft model",
+        "bundled",
+        (Feature("draft model", {"prompt": repeated_prompt(), **GREEDY, **WHOLE}),),
+        SHARDED,
+        (f'--speculative-config={{"method": "draft_model", "model": "{DRAFT_MODEL}", "num_speculative_tokens": 4}}',),
+        usual_moves=("TCP",),
+    ),
+    ClusterSpec(
+        "int8 KV", "bundled", (of_model("int8 KV", text_prompt(12)),), (*SHARDED, "--kv-cache-dtype=int8"),
+        usual_moves=("restart",),
+    ),
+    ClusterSpec(
+        "int4 KV", "bundled", (of_model("int4 KV", text_prompt(13)),), (*SHARDED, "--kv-cache-dtype=int4"),
+        usual_moves=("preemption",),
+    ),
+    *(
+        (
+            ClusterSpec(
+                "int8 weights", "bundled", (of_model("int8 weights", text_prompt(14)),),
+                (*SHARDED, "--quantization=int8"), usual_moves=("local",),
+            ),
+        )
+        if torch.cpu._is_vnni_supported()  # products in int8 need VNNI
+        else ()
+    ),
+    ClusterSpec(
+        "int4 weights", "bundled", (of_model("int4 weights", text_prompt(15)),), (*SHARDED, "--quantization=int4"),
+        usual_moves=("NIXL",),
+    ),
+    ClusterSpec(
+        "GPTQ", "gptq", (of_model("GPTQ", prompt(16)),), SHARDED, untested=NO_EXPERTS, usual_moves=("TP 2",)
+    ),
+    ClusterSpec("GGUF", "gguf", (of_model("GGUF", text_prompt(17)),), SHARDED, usual_moves=("staged",)),
+    ClusterSpec(
+        "images",
+        "images",
+        (Feature("images", bodies.IMAGE, CHAT),),
+        untested={
+            **NO_EXPERTS,
+            "TP 2": refused("models with images have one rank", "tensor_parallel is not supported with"),
+        },
+        usual_moves=("shared memory",),
+    ),
+    ClusterSpec(
+        "sliding window", "gemma3", (of_model("sliding window", prompt(18)),), (*SHARDED, "--hybrid-kv-cache"),
+        small_pool_blocks=64, untested={**NO_EXPERTS, **HYBRID_STORE}, usual_moves=("pull",),
+    ),
+    ClusterSpec(
+        "recurrent state", "qwen3-next", (of_model("recurrent state", prompt(19)),), ("--state-checkpoint-tokens=32",),
+        small_pool_blocks=45, untested=RECURRENT, usual_moves=("shared memory",),
+    ),
+    ClusterSpec(
+        "latent attention", "deepseek-v3", (of_model("latent attention", prompt(20)),), usual_moves=("EP 2",)
+    ),
+    ClusterSpec(
+        "mixture of experts", "mixtral", (of_model("mixture of experts", prompt(21)),), SHARDED,
+        usual_moves=("prefill killed",),
+    ),
+)  # fmt: skip
