@@ -76,7 +76,7 @@ SCHEMA: Body = {"prompt": text_prompt(8), **SEEDED, "max_tokens": 400, "structur
 TOOL_CALL: Body = chat(
     "Say some words. " * 12, **SEEDED, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=400
 )
-REASONING: Body = chat("Think of some words.", **SEEDED, **WHOLE, logit_bias={str(END_OF_REASONING): 4})
+REASONING: Body = chat("Think of some words. " * 12, **SEEDED, **WHOLE, logit_bias={str(END_OF_REASONING): 7})
 IMAGE: Body = chat(
     [
         {"type": "text", "text": "What is in "},

@@ -1,15 +1,13 @@
-"""The cells of the matrix: as parameters of tests, and as a table."""
+"""The cells of the matrix as parameters of tests."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.integration.matrix.feature import ClusterSpec, Status
 from tests.integration.matrix.moves import Move
-
-ROOT = Path(__file__).parents[3]
 
 
 def tested(specs: Sequence[ClusterSpec], moves: Sequence[Move]) -> list[Any]:
@@ -31,5 +29,7 @@ def _cells(specs: Sequence[ClusterSpec], moves: Sequence[Move], status: Status) 
 
 
 def _cell(spec: ClusterSpec, move: Move) -> Any:
-    marks = () if move.name in spec.usual_moves else (pytest.mark.slow,)
+    marks = [] if move.name in spec.usual_moves else [pytest.mark.slow]
+    if spec.needs_vnni:
+        marks.append(pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="products in int8 need VNNI"))
     return pytest.param(spec, move, id=f"{spec.name}-{move.name}".replace(" ", "_"), marks=marks)

@@ -1,15 +1,17 @@
 """Workers of one spec, started when a move first needs them, and the outputs of an undisturbed one."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.protos import worker_pb2
 from baton.settings.names import Role
 from tests.adapters import make_adapter
 from tests.draft_checkpoints import with_noise
 from tests.integration.matrix.checkpoints import MAKERS
-from tests.integration.matrix.directed_router import DirectedRouter, Route, directed_router
+from tests.integration.matrix.directed_router import POLL_S, DirectedRouter, Route, directed_router
 from tests.integration.matrix.exchange import Exchange
 from tests.integration.matrix.feature import ClusterSpec
 from tests.integration.worker_process import WorkerProcess, worker_process
@@ -30,6 +32,11 @@ class Member:
 
     name: str
     process: WorkerProcess
+
+    async def wait_adapter(self) -> None:
+        """Wait until it has loaded an adapter."""
+        while not (await self.process.worker.ListAdapters(worker_pb2.ListAdaptersRequest())).adapters:
+            await asyncio.sleep(POLL_S)
 
 
 class Cluster:
@@ -87,6 +94,8 @@ class Cluster:
         async with directed_router(addresses, route, **self._router_options) as router:
             if "lora_modules" in self._router_options:
                 await router.wait_model(ADAPTER)
+                for each in members:
+                    await each.wait_adapter()
             yield router
 
     async def reference(self) -> Sequence[Exchange]:

@@ -9,6 +9,7 @@ import httpx
 from tests.integration.matrix.feature import Feature
 
 LOGPROB_TOLERANCE = 1e-4
+HEADERS = {"x-request-id": "matrix"}  # the ids of tool calls are derived from it
 
 
 @dataclass(slots=True)
@@ -18,7 +19,7 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     content: str = ""
     reasoning: str = ""
-    calls: list[str] = field(default_factory=list)  # each the name and the arguments of a tool call
+    calls: list[str] = field(default_factory=list)  # each the id, name and arguments of a tool call
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -30,7 +31,7 @@ class Completion:
         self.reasoning += delta.get("reasoning_content") or delta.get("reasoning") or ""
         for call in delta.get("tool_calls") or ():
             if "id" in call:
-                self.calls.append(call["function"]["name"] + " ")
+                self.calls.append(f"{call['id']} {call['function']['name']} ")
             self.calls[-1] += call["function"]["arguments"]
         self.logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
         self.finish_reason = choice["finish_reason"] or self.finish_reason
@@ -67,7 +68,7 @@ class Exchange:
 
     async def run(self) -> None:
         """Send the request and receive its output to the end."""
-        async with self._client.stream("POST", self.feature.path, json=self._body) as response:
+        async with self._client.stream("POST", self.feature.path, json=self._body, headers=HEADERS) as response:
             assert response.status_code == 200, (self.feature.name, await response.aread())
             self.headers = response.headers
             async for line in response.aiter_lines():

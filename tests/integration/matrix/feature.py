@@ -47,6 +47,7 @@ class ClusterSpec:
     router: Mapping[str, Any] = field(default_factory=dict)  # options of routers
     small_pool_blocks: int = 40  # room for two requests, but not for four
     untested: Mapping[str, Untested] = field(default_factory=dict)  # by the name of the move
+    needs_vnni: bool = False
     usual_moves: tuple[str, ...] = ()  # those that `make test` runs too
 
     def is_tested(self, move: str) -> bool:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 
-import torch
-
 from tests.integration.matrix import bodies
 from tests.integration.matrix.bodies import GREEDY, SEEDED, WHOLE, prompt, repeated_prompt, text_prompt
 from tests.integration.matrix.cluster import ADAPTER, DRAFT_MODEL
-from tests.integration.matrix.feature import CHAT, ClusterSpec, Untested, Feature, Status
+from tests.integration.matrix.feature import CHAT, ClusterSpec, Feature, Status, Untested
+from tests.integration.matrix.moves import MOVES
 
 SHARDED = ("--kv-shards=2",)  # workers of one rank and of two then have the same blocks
 
@@ -18,14 +17,14 @@ def refused(reason: str, evidence: str) -> Untested:
 
 
 NO_EXPERTS = {"EP 2": refused("the model has no experts", "expert_parallel: .* has no experts")}
-NO_TP_STORE = "stores do not support them yet"
 HYBRID_STORE = {"restart": refused("KV stores do not support recurrent state nor windows yet", "do not support models")}
 RECURRENT: Mapping[str, Untested] = {
     **HYBRID_STORE,
     "TP 2": refused("recurrent layers are not divided", "tensor_parallel is not supported for the recurrent layers"),
     "EP 2": refused("not with recurrent layers", "expert_parallel is not supported for the recurrent layers"),
 }
-EMBEDDING_TEST = "tests/integration/http/test_embeddings.py"
+EMBEDDING_TEST = Untested(Status.ELSEWHERE, "embeddings are no streams", "tests/integration/http/test_embeddings.py")
+EMBEDDING_MOVES = ("local", "prefill killed")
 ONE_WORKER = Untested(Status.NOT_APPLICABLE, "one prefill worker computes an embedding; no KV moves")
 
 
@@ -51,7 +50,7 @@ PLAIN = ClusterSpec(
     ),
     SHARDED,
     router={"tool_call_parser": "hermes", "reasoning_parser": "none"},
-    usual_moves=("decode killed", "drained"),
+    usual_moves=("drained",),
 )
 CLUSTERS = (
     PLAIN,
@@ -70,7 +69,7 @@ CLUSTERS = (
         (*SHARDED, "--enable-lora"),
         router={"enable_lora": True},
         untested={"EP 2": refused("not with adapters", "enable_lora is not supported with expert_parallel")},
-        usual_moves=("pull",),
+        usual_moves=("restart",),
     ),
     ClusterSpec(
         "n-gram drafts",
@@ -90,21 +89,15 @@ CLUSTERS = (
     ),
     ClusterSpec(
         "int8 KV", "bundled", (of_model("int8 KV", text_prompt(12)),), (*SHARDED, "--kv-cache-dtype=int8"),
-        usual_moves=("restart",),
+        usual_moves=("pull",),
     ),
     ClusterSpec(
         "int4 KV", "bundled", (of_model("int4 KV", text_prompt(13)),), (*SHARDED, "--kv-cache-dtype=int4"),
         usual_moves=("preemption",),
     ),
-    *(
-        (
-            ClusterSpec(
-                "int8 weights", "bundled", (of_model("int8 weights", text_prompt(14)),),
-                (*SHARDED, "--quantization=int8"), usual_moves=("local",),
-            ),
-        )
-        if torch.cpu._is_vnni_supported()  # products in int8 need VNNI
-        else ()
+    ClusterSpec(
+        "int8 weights", "bundled", (of_model("int8 weights", text_prompt(14)),), (*SHARDED, "--quantization=int8"),
+        needs_vnni=True, usual_moves=("local",),
     ),
     ClusterSpec(
         "int4 weights", "bundled", (of_model("int4 weights", text_prompt(15)),), (*SHARDED, "--quantization=int4"),
@@ -122,7 +115,7 @@ CLUSTERS = (
             **NO_EXPERTS,
             "TP 2": refused("models with images have one rank", "tensor_parallel is not supported with"),
         },
-        usual_moves=("shared memory",),
+        usual_moves=("decode killed",),
     ),
     ClusterSpec(
         "sliding window", "gemma3", (of_model("sliding window", prompt(18)),), (*SHARDED, "--hybrid-kv-cache"),
@@ -138,5 +131,9 @@ CLUSTERS = (
     ClusterSpec(
         "mixture of experts", "mixtral", (of_model("mixture of experts", prompt(21)),), SHARDED,
         usual_moves=("prefill killed",),
+    ),
+    ClusterSpec(
+        "embeddings", "", (Feature("embeddings", {}),),
+        untested={move.name: EMBEDDING_TEST if move.name in EMBEDDING_MOVES else ONE_WORKER for move in MOVES},
     ),
 )  # fmt: skip
