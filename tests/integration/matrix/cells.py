@@ -10,12 +10,12 @@ from tests.integration.matrix.feature import ClusterSpec, Status
 from tests.integration.matrix.moves import Move
 
 
-def tested(specs: Sequence[ClusterSpec], moves: Sequence[Move]) -> list[Any]:
+def cells_to_run(specs: Sequence[ClusterSpec], moves: Sequence[Move]) -> list[Any]:
     """Return the cells that are tested; `make test` runs a few."""
     return [_cell(spec, move) for spec in specs if spec.model for move in moves if spec.is_tested(move.name)]
 
 
-def refused(specs: Sequence[ClusterSpec], moves: Sequence[Move]) -> list[Any]:
+def refused_cells(specs: Sequence[ClusterSpec], moves: Sequence[Move]) -> list[Any]:
     """Return the cells that workers refuse when they start."""
     return [_cell(spec, move) for spec, move in _cells(specs, moves, Status.REFUSED)]
 

@@ -46,6 +46,7 @@ class ClusterSpec:
     decode_flags: tuple[str, ...] = ()  # of decode workers: they change how tokens are computed, but not which
     router: Mapping[str, Any] = field(default_factory=dict)  # options of routers
     small_pool_blocks: int = 40  # room for two requests, but not for four
+    longest: int = 512  # tokens of prompt and output
     untested: Mapping[str, Untested] = field(default_factory=dict)  # by the name of the move
     needs_vnni: bool = False
     usual_moves: tuple[str, ...] = ()  # those that `make test` runs too

@@ -119,7 +119,7 @@ CLUSTERS = (
     ),
     ClusterSpec(
         "sliding window", "gemma3", (of_model("sliding window", prompt(18)),), (*SHARDED, "--hybrid-kv-cache"),
-        small_pool_blocks=64, untested={**NO_EXPERTS, **HYBRID_STORE}, usual_moves=("pull",),
+        small_pool_blocks=66, longest=240, untested={**NO_EXPERTS, **HYBRID_STORE}, usual_moves=("pull",),
     ),
     ClusterSpec(
         "recurrent state", "qwen3-next", (of_model("recurrent state", prompt(19)),), ("--state-checkpoint-tokens=32",),

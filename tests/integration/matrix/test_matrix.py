@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fork_server import ForkServer, Launcher
-from tests.integration.matrix.cells import refused, tested
+from tests.integration.matrix.cells import cells_to_run, refused_cells
 from tests.integration.matrix.cluster import Cluster, running_cluster
 from tests.integration.matrix.feature import ClusterSpec
 from tests.integration.matrix.features import CLUSTERS
@@ -33,7 +33,7 @@ async def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         yield running
 
 
-@pytest.mark.parametrize(("cluster", "move"), tested(CLUSTERS, MOVES), indirect=["cluster"])
+@pytest.mark.parametrize(("cluster", "move"), cells_to_run(CLUSTERS, MOVES), indirect=["cluster"])
 async def test_tokens_are_those_of_one_worker(cluster: Cluster, move: Move) -> None:
     expected = {each.feature.name: each for each in await cluster.reference()}
     exchanges = await move.run(cluster)
@@ -43,7 +43,7 @@ async def test_tokens_are_those_of_one_worker(cluster: Cluster, move: Move) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "move"), refused(CLUSTERS, MOVES))
+@pytest.mark.parametrize(("spec", "move"), refused_cells(CLUSTERS, MOVES))
 async def test_a_refused_move_is_refused_at_the_start(spec: ClusterSpec, move: Move, tmp_path: Path) -> None:
     async with running_cluster(spec, tmp_path) as cluster:
         with pytest.raises(AssertionError, match=spec.untested[move.name].evidence):
