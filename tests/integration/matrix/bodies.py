@@ -63,7 +63,7 @@ PENALISED: Body = {
     "prompt": text_prompt(3), **SEEDED, **WHOLE,
     "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2,
 }  # fmt: skip
-STOPPED: Body = {"prompt": text_prompt(5), **SEEDED, **WHOLE, "max_tokens": 300, "stop": ["STOP", "zzz"]}
+STOPPED: Body = {"prompt": text_prompt(5), **SEEDED, **WHOLE, "max_tokens": 300, "stop": ["http_error", "zzz"]}
 SHORTEST: Body = {  # without the minimum, it would end at once
     "prompt": text_prompt(6), **SEEDED, "max_tokens": 2 * NUM_TOKENS, "min_tokens": NUM_TOKENS,
     "logit_bias": {str(token): 20 for token in END_TOKENS},
@@ -76,7 +76,7 @@ SCHEMA: Body = {"prompt": text_prompt(8), **SEEDED, "max_tokens": 400, "structur
 TOOL_CALL: Body = chat(
     "Say some words. " * 12, **SEEDED, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=400
 )
-REASONING: Body = chat("Think of some words. " * 12, **SEEDED, **WHOLE, logit_bias={str(END_OF_REASONING): 7})
+REASONING: Body = chat("Think of some words. " * 12, **SEEDED, **WHOLE, logit_bias={str(END_OF_REASONING): 6})
 IMAGE: Body = chat(
     [
         {"type": "text", "text": "What is in "},

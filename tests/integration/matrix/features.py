@@ -24,7 +24,7 @@ RECURRENT: Mapping[str, Untested] = {
     "EP 2": refused("not with recurrent layers", "expert_parallel is not supported for the recurrent layers"),
 }
 EMBEDDING_TEST = Untested(Status.ELSEWHERE, "embeddings are no streams", "tests/integration/http/test_embeddings.py")
-EMBEDDING_MOVES = ("local", "prefill killed")
+EMBEDDING_MOVES = ("local", "prefix hit", "prefill killed")
 ONE_WORKER = Untested(Status.NOT_APPLICABLE, "one prefill worker computes an embedding; no KV moves")
 
 
