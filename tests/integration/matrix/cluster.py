@@ -18,7 +18,7 @@ from tests.integration.worker_process import WorkerProcess, worker_process
 
 POOL_BYTES = 32 << 20
 COMMON = (
-    *("--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=32", "--max-model-len=512"),
+    *("--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=32"),
     f"--kv-cache-memory-bytes={POOL_BYTES}",
 )
 DRAFT_MODEL = "DRAFT_MODEL"  # in flags: replaced by the path of a draft model
@@ -73,7 +73,8 @@ class Cluster:
     async def fresh(self, role: Role, *flags: str) -> AsyncIterator[Member]:
         """Run a worker of its own, in addition to the shared ones."""
         decode_flags = self.spec.decode_flags if role == "decode" else ()
-        given = [each.replace(DRAFT_MODEL, self._draft) for each in (*COMMON, *self.spec.flags, *decode_flags, *flags)]
+        given = (*COMMON, f"--max-model-len={self.spec.longest}", *self.spec.flags, *decode_flags, *flags)
+        given = tuple(each.replace(DRAFT_MODEL, self._draft) for each in given)
         async with worker_process(role, self.model, self.directory, *given) as process:
             yield Member((await process.describe()).worker_id, process)
 

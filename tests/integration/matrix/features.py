@@ -50,6 +50,8 @@ PLAIN = ClusterSpec(
     ),
     SHARDED,
     router={"tool_call_parser": "hermes", "reasoning_parser": "none"},
+    small_pool_blocks=46,
+    longest=704,
     usual_moves=("drained",),
 )
 CLUSTERS = (

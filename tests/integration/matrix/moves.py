@@ -88,7 +88,7 @@ async def preemption(cluster: Cluster) -> Sequence[Exchange]:
     small_pool = f"--kv-cache-memory-bytes={cluster.spec.small_pool_blocks * block_bytes}"
     exchanges: list[Exchange] = []
     async with (
-        cluster.fresh("decode", small_pool, f"--max-model-len={cluster.spec.longest}") as crowded,
+        cluster.fresh("decode", small_pool) as crowded,
         cluster.router(Route((crowded.name,)), crowded) as router,
     ):
         num_preempted = 0
