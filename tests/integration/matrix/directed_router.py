@@ -16,7 +16,7 @@ from tests.integration.matrix.exchange import Exchange
 from tests.integration.matrix.feature import Feature
 from tests.unit.router.rigs.running_router import running_router, wait_workers
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 POLL_S = 0.002
 
 
