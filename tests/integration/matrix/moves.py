@@ -120,7 +120,7 @@ async def prefill_killed(cluster: Cluster) -> Sequence[Exchange]:
     features = cluster.spec.features * -(-NUM_IN_FLIGHT // len(cluster.spec.features))
     num_failures = (await decode.process.wait_idle()).handover_failures
     async with (
-        cluster.fresh("prefill", "--max-num-batched-tokens=16", "--max-num-seqs=16") as victim,
+        cluster.fresh("prefill", "--max-num-batched-tokens=24", "--max-num-seqs=16") as victim,
         cluster.router(Route((decode.name,), (victim.name, prefill.name)), prefill, decode, victim) as router,
         router.in_flight(features, cluster.new_salt()) as exchanges,
     ):
