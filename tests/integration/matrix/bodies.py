@@ -13,7 +13,7 @@ from tests.architectures import VOCAB_SIZE
 Body = Mapping[str, Any]
 
 NUM_TOKENS = 120
-NUM_WORDS = 14
+NUM_WORDS = 24
 END_OF_REASONING = 4097  # in the vocabulary of `checkpoints.thinking`
 END_TOKENS = (0, 2)  # of the bundled model
 
@@ -70,7 +70,7 @@ SHORTEST: Body = {  # without the minimum, it would end at once
 }  # fmt: skip
 GRAMMAR: Body = {
     "prompt": text_prompt(7), **SEEDED, "max_tokens": 400,
-    "structured_outputs": {"regex": "([a-z]{2,9} [0-9]{3}; ){12}end"},
+    "structured_outputs": {"regex": "([a-z]{2,9} [0-9]{3}; ){20}end"},
 }  # fmt: skip
 SCHEMA: Body = {"prompt": text_prompt(8), **SEEDED, "max_tokens": 400, "structured_outputs": {"json": OBJECT}}
 TOOL_CALL: Body = chat(
