@@ -16,13 +16,17 @@ def refused(reason: str, evidence: str) -> Untested:
     return Untested(Status.REFUSED, reason, evidence)
 
 
-NO_EXPERTS = {"EP 2": refused("the model has no experts", "expert_parallel: .* has no experts")}
+NO_EXPERTS = {"EP 2": refused("the model has no experts", "expert_parallel: .* without experts to spread")}
 HYBRID_STORE = {"restart": refused("KV stores do not support recurrent state nor windows yet", "do not support models")}
 RECURRENT: Mapping[str, Untested] = {
     **HYBRID_STORE,
     "TP 2": refused("recurrent layers are not divided", "tensor_parallel is not supported for the recurrent layers"),
     "EP 2": refused("not with recurrent layers", "expert_parallel is not supported for the recurrent layers"),
 }
+INT8_SHARDS = Untested(
+    Status.NOT_APPLICABLE,
+    "other tokens: ranks round their columns of weights and activations with scales of their own, not of whole rows",
+)
 INT4_SHARDS = Untested(
     Status.NOT_APPLICABLE,
     "other tokens: ranks that divide a group of 128 columns round the parts, so their weights differ from one rank's",
@@ -108,6 +112,7 @@ CLUSTERS = (
         "bundled",
         (of_model("int8 weights", text_prompt(14)),),
         (*SHARDED, "--quantization=int8"),
+        untested={"TP 2": INT8_SHARDS},
         needs_vnni=True,
     ),
     ClusterSpec(
