@@ -26,9 +26,9 @@ class OffloadConfig:
             }
             for name, value in given.items():
                 if value is not None:
-                    raise OptionError(f"{name} is for weights_offload host or disk, which is none: set it, or leave")
+                    raise OptionError(f"{name} needs weights_offload host or disk; set it, or leave {name} out")
         if self.kind == "host" and (self.directory is not None or self.expert_bytes is not None):
-            raise OptionError("weights_offload_dir and expert_cache_bytes are for weights_offload disk, which is host")
+            raise OptionError("weights_offload_dir and expert_cache_bytes are for weights_offload disk; leave them out")
 
     @property
     def enabled(self) -> bool:

@@ -43,7 +43,7 @@ class FileStore:
             return None
         except OSError as error:
             raise EngineError(f"weights_offload_dir: {path} cannot be read: {error.strerror}") from error
-        except (DamagedFile, EngineError) as error:
+        except EngineError as error:
             log.warning("%s is laid out again: %s", path, error)
             return None
         return file

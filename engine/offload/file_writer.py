@@ -1,5 +1,6 @@
 """Writer of a weights file, weight by weight while a model is loaded."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,7 +76,8 @@ class FileWriter:
 
     def discard(self) -> None:
         """Close and remove the file, unless it has its final name."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of bytes that a full disk does not take
+            self._file.close()
         self.path.unlink(missing_ok=True)
 
     def _close_unit(self) -> None:
