@@ -73,7 +73,7 @@ def test_outputs_of_a_gguf_file_are_equal(tmp_path: Path) -> None:
     assert_equal_outputs(write_k_quants(tmp_path), tmp_path / "weights")
 
 
-@pytest.mark.parametrize("fmt", ["gptq-order", slow_case("awq"), slow_case("nvfp4")])
+@pytest.mark.parametrize("fmt", ["gptq-order", slow_case("awq")])
 def test_outputs_of_packed_weights_are_equal(fmt: str, tmp_path: Path) -> None:
     source = make_checkpoint("qwen3", tmp_path / "source", **LAYERS)
     written = write_packed(source, tmp_path / "packed", FORMATS[fmt])
