@@ -15,7 +15,7 @@ from baton.engine.offload.check import check_offload
 from baton.settings.values import OptionError
 from tests.unit.engine.offload.offload_rig import config_of
 
-DENSE = read_model_config(BUNDLED)
+DENSE = replace(read_model_config(BUNDLED), moe=None)
 MIXTURE = replace(DENSE, moe=MoEConfig(num_experts=8, num_experts_per_token=2, intermediate_size=64))
 
 
