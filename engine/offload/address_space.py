@@ -6,6 +6,8 @@ import mmap
 import torch
 from torch import Tensor
 
+from baton.engine.errors import EngineError
+
 PAGE = mmap.PAGESIZE
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap does not name: addresses are not counted as memory
 
@@ -21,8 +23,15 @@ class AddressSpace:
     """
 
     def __init__(self, num_bytes: int) -> None:
+        """Raises EngineError if the process cannot have so many addresses."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
-        self._map = mmap.mmap(-1, num_bytes, flags=flags)
+        try:
+            self._map = mmap.mmap(-1, num_bytes, flags=flags)
+        except OSError as error:
+            raise EngineError(
+                f"weights_offload: {num_bytes / 1e9:.2f} GB of addresses cannot be reserved ({error.strerror}); allow "
+                "them (ulimit -v, and vm.overcommit_memory other than 2)"
+            ) from error
         self._view = memoryview(self._map)
         self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
 
