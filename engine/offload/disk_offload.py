@@ -67,10 +67,12 @@ class DiskOffload:
         return self._streamed(model, file, space)
 
     def _streamed(self, model: CausalLM, file: WeightsFile, space: AddressSpace) -> StreamedModel:
-        other_bytes = max(0, self._num_bytes - file.layout.num_bytes)
+        config = self._config
+        outside = weights_bytes(Path(config.model), self._model, config.quantization, outside_of_layers=True)
+        other_bytes = max(outside, self._num_bytes - file.layout.num_bytes)
         moe = self._model.moe
         num_chosen = moe.num_experts_per_token if moe is not None else 0
-        return StreamedModel.of(model, file, space, self._config.offload, other_bytes, num_chosen)
+        return StreamedModel.of(model, file, space, config.offload, other_bytes, num_chosen)
 
     @property
     def _num_bytes(self) -> int:

@@ -42,6 +42,12 @@ def test_weights_are_counted_in_the_compute_dtype() -> None:
     assert weights_bytes(BUNDLED, MODEL, "int8") == count + 2 * embedding, "the embedding itself stays in bfloat16"
 
 
+def test_weights_outside_of_layers_are_embedding_and_output_layer() -> None:
+    embedding, norm = MODEL.vocab_size * MODEL.hidden_size, MODEL.hidden_size
+    assert weights_bytes(BUNDLED, MODEL, None, outside_of_layers=True) == 2 * (2 * embedding + norm)
+    assert weights_bytes(BUNDLED, MODEL, "int8", outside_of_layers=True) == 3 * embedding + norm
+
+
 def test_weights_in_fp8_are_counted_as_they_are_dequantised(tmp_path: Path) -> None:
     source = make_checkpoint("qwen3", tmp_path / "source")
     directory = write_fp8(source, tmp_path, FORMATS["channel"]).fp8
