@@ -56,6 +56,7 @@ class AttemptRecord:
         self._progress = progress
         self._share = share
         self._times = times
+        self._is_computed = False  # the first token has arrived
         self._num_skipped = progress.num_prompt_logprobs  # positions that this attempt reports again
 
     def note(self, delta: RequestDelta) -> None:
@@ -64,7 +65,9 @@ class AttemptRecord:
         if progress.trace is not None:
             progress.trace.note(delta)
         if delta.token_ids:
-            self._share.computed()
+            if not self._is_computed:
+                self._share.computed()
+                self._is_computed = True
             self._times.tokens(delta)
             progress.token_ids.extend(delta.token_ids)
         if delta.token_ids or delta.prompt_logprobs:

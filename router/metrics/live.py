@@ -3,13 +3,13 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from itertools import islice
 
 from baton.router.policy.cluster import Plan
 
 
-class Stage(Enum):
+class Stage(StrEnum):
     """Stage of a completion as the router sees it."""
 
     QUEUED = "queued"  # it has no workers yet

@@ -7,6 +7,7 @@ from functools import cache
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from baton.router.metrics.adapter_series import AdapterSeries
+from baton.router.metrics.counter import LoopCounter
 from baton.router.metrics.histogram import LoopHistogram
 from baton.router.metrics.live import LiveCompletion, LiveCompletions
 from baton.router.metrics.phases import PhaseSeries
@@ -86,8 +87,8 @@ class RouterMetrics:
         inflight = Gauge(f"{PREFIX}router_inflight", "Completions in flight.", ["model_name"], registry=self.registry)
         self.inflight = inflight.labels(model_name)
 
-    def _count(self, name: str, text: str) -> Counter:
-        return Counter(PREFIX + name, text, ["model_name"], registry=self.registry).labels(self.model_name)
+    def _count(self, name: str, text: str) -> LoopCounter:
+        return LoopCounter(PREFIX + name, text, {"model_name": self.model_name}, self.registry)
 
     def _count_by(self, label: str, name: str, text: str) -> Callable[[str], Counter]:
         family = Counter(PREFIX + name, text, ["model_name", label], registry=self.registry)

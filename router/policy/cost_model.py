@@ -39,6 +39,15 @@ class Price:
 
 
 @dataclass(slots=True)
+class DecodeOption:
+    """A decode worker, and its part of the price of each plan."""
+
+    times: WorkerTimes
+    joining_s: float  # as `harm_s` in `Price`, of one more sequence in its steps
+    unfair_s: float  # as in `Price`
+
+
+@dataclass(slots=True)
 class PrefillOption:
     """A prefill worker, the worker to pull a prefix from, and their part of the price."""
 
@@ -97,23 +106,27 @@ class CostModel:
             return True
         return self.targets is not None and self.targets.is_tight(request, decode)
 
-    def local(self, request: RoutedRequest, decode: WorkerTimes, unfair_s: float) -> Price:
+    def decode_option(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> DecodeOption:
+        """Return a decode worker's part of the price."""
+        return DecodeOption(decode, self._joining_s(request, decode), self._unfair_s(request, decode, book))
+
+    def local(self, request: RoutedRequest, option: DecodeOption) -> Price:
         """Return the price if the decode worker computes the prompt itself."""
+        decode = option.times
         work_s = decode.computed / decode.rates.prefill_tokens_per_s
         ttft_s = decode.start_s + _compute_s(decode, decode.computed)
         if self.targets is None:
-            others_s = (
+            disturbed_s = (
                 decode.num_running + 1
-            ) * work_s  # the running sequences, and on average one that arrives meanwhile
-            harm_s = others_s + self._joining_s(decode)
+            ) * work_s  # the running ones, and on average one that arrives meanwhile
         else:
-            harm_s = self.targets.late_s(ttft_s) + self.targets.joining_s(request, decode)
-            harm_s += self.targets.disturbing_s(request, decode, work_s, num_more=1)
+            disturbed_s = self.targets.late_s(ttft_s) + self.targets.disturbing_s(request, decode, work_s, num_more=1)
         evicted_s = request.reuse_share * (work_s + decode.fetch_s) + decode.evicted_adapter_s
-        return Price(ttft_s, harm_s, evicted_s, unfair_s)
+        return Price(ttft_s, option.joining_s + disturbed_s, evicted_s, option.unfair_s)
 
-    def remote(self, request: RoutedRequest, decode: WorkerTimes, option: PrefillOption, unfair_s: float) -> Price:
+    def remote(self, request: RoutedRequest, decode_option: DecodeOption, option: PrefillOption) -> Price:
         """Return the price if a prefill worker computes the prompt, with its blocks read during the computation."""
+        decode = decode_option.times
         block_size = decode.worker.block_size
         block_s = decode.worker.block_bytes / decode.rates.read_bytes_per_s
         transfer_s = ceil(decode.missing / block_size) * block_s
@@ -121,18 +134,16 @@ class CostModel:
         hidden_s = option.compute_s - option.first_chunk_s
         exposed_s = max(last_chunk_s, transfer_s - hidden_s, decode.adapter_s - option.compute_s)
         ttft_s = decode.room_s + self.hop_s + option.wait_s + option.compute_s
-        if self.targets is None:
-            harm_s = exposed_s + option.harm_s + self._joining_s(decode)
-        else:
-            harm_s = self.targets.late_s(ttft_s) + self.targets.joining_s(request, decode)
-            harm_s += self.targets.pause_s(request, exposed_s) + option.harm_s
+        pause_s = exposed_s
+        if self.targets is not None:
+            pause_s = self.targets.late_s(ttft_s) + self.targets.pause_s(request, exposed_s)
         return Price(
             ttft_s=ttft_s,
-            harm_s=harm_s,
+            harm_s=decode_option.joining_s + pause_s + option.harm_s,
             evicted_s=option.evicted_s
             + request.reuse_share * decode.missing / decode.rates.prefill_tokens_per_s
             + decode.evicted_adapter_s,
-            unfair_s=unfair_s,
+            unfair_s=decode_option.unfair_s,
         )
 
     def option(
@@ -161,7 +172,7 @@ class CostModel:
             harm_s,
         )
 
-    def unfair_s(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> float:
+    def _unfair_s(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> float:
         """Return the surcharge for a worker with more than its share.
 
         Prompts go where their prefix is cached, and are then cached there: without it one worker could attract most.
@@ -178,8 +189,10 @@ class CostModel:
     def _harm_weight(self) -> float:
         return self.harm_weight if self.targets is None else 1.0
 
-    def _joining_s(self, decode: WorkerTimes) -> float:
-        """Return the delay of one more sequence: it slows all tokens of the running ones, and they slow its own."""
+    def _joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
+        """Return the harm of one more sequence: it slows all tokens of the running ones, and they slow its own."""
+        if self.targets is not None:
+            return self.targets.joining_s(request, decode)
         return 2 * decode.num_running * self.num_output_tokens * decode.rates.decode_sequence_s
 
 

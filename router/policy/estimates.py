@@ -106,6 +106,7 @@ class WorkerTimes:
     missing: int  # tokens of the prompt that the worker lacks
     num_step_tokens: int  # token budget of a step
     num_running: int  # sequences that run, or soon will
+    num_decoding: int  # of these, that decode, or will when the prompts there are computed
     step_s: float  # of a step that decodes these
     queue_s: float  # until its queued prompts are computed; at least half of the step in flight
     room_s: float  # until enough sequences have finished for a place in the batch and the blocks of the prompt
@@ -140,7 +141,7 @@ class WorkerTimes:
         fetch = _fetch(request, worker, rates) if request.stored_tokens else (0, 0.0)
         adapter_s = request.adapter_load_s(worker)
         if not num_running:
-            return cls(worker, rates, missing, num_step_tokens, 0, rates.decode_step_s, 0.0, 0.0, *fetch, adapter_s)
+            return cls(worker, rates, missing, num_step_tokens, 0, 0, rates.decode_step_s, 0.0, 0.0, *fetch, adapter_s)
         if worker.max_num_seqs and num_running > worker.max_num_seqs:
             num_running = worker.max_num_seqs
         step_s = rates.decode_step_s + rates.decode_sequence_s * (num_running - 1)
@@ -148,7 +149,30 @@ class WorkerTimes:
         queue_s = queued / rates.prefill_tokens_per_s + max(0.5, queued / num_step_tokens) * step_s
         end_s = request.mean_output_tokens * step_s / num_running  # from one end to the next
         room_s = num_ends_needed(request, worker, num_running) * end_s
-        return cls(worker, rates, missing, num_step_tokens, num_running, step_s, queue_s, room_s, *fetch, adapter_s)
+        return cls(
+            worker,
+            rates,
+            missing,
+            num_step_tokens,
+            num_running,
+            _num_decoding(worker, num_running),
+            step_s,
+            queue_s,
+            room_s,
+            *fetch,
+            adapter_s,
+        )
+
+
+def _num_decoding(worker: WorkerSnapshot, num_running: int) -> int:
+    """Return how many of the running sequences decode, or will when the prompts there are computed.
+
+    Those whose prompts other workers compute are left out: when they begin to decode, about as many others will have
+    ended.
+    """
+    if worker.role is WorkerRole.PREFILL:
+        return 0
+    return max(0, min(num_running, worker.num_requests - worker.num_prefills - worker.num_receiving))
 
 
 def _fetch(request: RoutedRequest, worker: WorkerSnapshot, rates: WorkerRates) -> tuple[int, float]:

@@ -86,14 +86,13 @@ def choose(
     for decode in decoders:
         usable = options.get(decode.kv_fingerprint, []) if decode.role is not WorkerRole.BOTH else []
         plan = candidates.plan or _plan_by_size(request, decode, local_prefill_below)
-        times = model.times(request, decode, book)
-        unfair_s = model.unfair_s(request, times, book)
+        decode_option = model.decode_option(request, model.times(request, decode, book), book)
         if not usable or plan != "remote":
-            price = model.local(request, times, unfair_s)
+            price = model.local(request, decode_option)
             plans.append(Priced(decode, None, price, model.cost(price)))
         if plan != "local":
             for option in usable[:MAX_OPTIONS]:
-                price = model.remote(request, times, option, unfair_s)
+                price = model.remote(request, decode_option, option)
                 plans.append(Priced(decode, option, price, model.cost(price)))
     return _cheapest(plans, options, cluster)
 

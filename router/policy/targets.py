@@ -20,6 +20,7 @@ SLOPE = 0.3
 POWER = 4
 STEEP_SHARE = 3.0  # beyond it the cost grows linearly, so that long queues still count
 LOST_SHARE = 1.2  # of the TPOT target: beyond it the response is lost
+LOST_COST = LOST_SHARE**POWER
 LOST_SLOPE = 0.5  # in addition to SLOPE, once a response is lost
 DEAREST_SHARE = (LOST_SLOPE / POWER) ** (1 / (POWER - 1))  # share at which becoming lost costs most
 MOST_PROMPT_SHARE = 0.85  # bound on the share of a worker's time spent on prompts
@@ -60,23 +61,27 @@ class Targets:
         """Return the cost of one more sequence in a worker's steps: for its own tokens and for the others there."""
         before, after = (_token_cost(self.token_share(decode, num_more)) for num_more in (0, 1))
         stay = request.expected_output_tokens / request.mean_output_tokens
-        return self.ttft_s * (after + stay * _num_decoding(decode) * (after - before))
+        return self.ttft_s * (after + stay * decode.num_decoding * (after - before))
 
     def disturbing_s(self, request: RoutedRequest, worker: WorkerTimes, work_s: float, num_more: int) -> float:
         """Return the cost of a prompt's computation: for the sequences that decode there, `num_more` that join, and
         those that arrive meanwhile.
         """
-        num_decoding, share = _num_decoding(worker), self.token_share(worker, num_more)
-        lengths = request.typical_output_tokens or (request.mean_output_tokens,)
-        mean = sum(lengths) / len(lengths)
-        there = comes = 0.0  # per response of the mean length: one that decodes, one that arrives
-        for length in lengths:
-            there += length / mean * self._slowing(share, work_s / length) / len(lengths)
-            comes += self._slowing(share, work_s / 2 / length) / len(lengths)  # it arrives halfway through, on average
-        step_s = self.tpot_s * self._step_share(worker, num_more)
-        num_coming = _num_coming(worker) * work_s / (mean * step_s) if step_s > 0 else 0.0
         next_prompt = SLOPE * work_s / (request.mean_output_tokens * self.tpot_s)  # waits for this one
-        return self.ttft_s * (num_decoding * there + num_coming * comes + next_prompt)
+        # While one sequence stays, as many arrive as there are (Little, 1961), and at least one at a decode worker.
+        num_staying = max(worker.num_decoding, int(worker.worker.role is WorkerRole.DECODE))
+        if not num_staying:
+            return self.ttft_s * next_prompt
+        share, step_s = self.token_share(worker, num_more), self.tpot_s * self._step_share(worker, num_more)
+        lengths = request.typical_output_tokens or (request.mean_output_tokens,)
+        there = comes = 0.0  # sums over responses: of one that decodes, of one that arrives halfway, on average
+        for length in lengths:
+            there += length * self._slowing(share, work_s / length)
+            comes += self._slowing(share, work_s / 2 / length)
+        total = sum(lengths)
+        num_coming = num_staying * work_s * len(lengths) / (total * step_s) if step_s > 0 else 0.0
+        disturbed = worker.num_decoding * there / total + num_coming * comes / len(lengths)
+        return self.ttft_s * (disturbed + next_prompt)
 
     def pause_s(self, request: RoutedRequest, seconds: float) -> float:
         """Return the cost of a pause in the request's own output, far from its target."""
@@ -89,46 +94,27 @@ class Targets:
         more work for that.
         """
         delay = token_s / self.tpot_s
-        share = min(share, max(DEAREST_SHARE, LOST_SHARE - delay))
+        if share + delay > LOST_SHARE:
+            share = min(share, max(DEAREST_SHARE, LOST_SHARE - delay))
         return _token_cost(share + delay) - _token_cost(share)
 
     def _step_share(self, worker: WorkerTimes, num_more: int) -> float:
-        num_sequences = max(1, _num_decoding(worker) + num_more)
-        step_s = worker.rates.decode_step_s + worker.rates.decode_sequence_s * (num_sequences - 1)
-        return step_s / self.tpot_s
+        num_others = max(0, worker.num_decoding + num_more - 1)
+        return (worker.rates.decode_step_s + worker.rates.decode_sequence_s * num_others) / self.tpot_s
 
 
 DEFAULT_TARGETS = Targets(ttft_s=1.0, tpot_s=0.05)
 
 
-def _num_decoding(worker: WorkerTimes) -> int:
-    """Return the number of sequences that decode there, or will when the prompts there are computed.
-
-    Those whose prompts other workers compute are left out: when they begin to decode, about as many others will have
-    ended.
-    """
-    if worker.worker.role is WorkerRole.PREFILL:
-        return 0
-    elsewhere = worker.worker.num_prefills + worker.worker.num_receiving
-    num_decoding = max(0, worker.worker.num_requests - elsewhere)
-    return min(worker.num_running, num_decoding)  # the batch is bounded, however many wait
-
-
-def _num_coming(worker: WorkerTimes) -> int:
-    """Return the number of sequences that arrive while one stays.
-
-    As many as there are (Little, 1961), and at least one for a decode worker.
-    """
-    return max(_num_decoding(worker), int(worker.worker.role is WorkerRole.DECODE))
-
-
 def _token_cost(share: float) -> float:
     """Return the cost of a TPOT at this share of the target; linear once the response is lost."""
-    kept = min(share, LOST_SHARE)
-    return float(SLOPE * share + kept**POWER + LOST_SLOPE * (share - kept))
+    if share <= LOST_SHARE:
+        return float(SLOPE * share + share**POWER)
+    return float(SLOPE * share + LOST_COST + LOST_SLOPE * (share - LOST_SHARE))
 
 
 def _power(share: float) -> float:
     """Return `share ** POWER`, continued beyond `STEEP_SHARE` by its tangent."""
-    steep = min(share, STEEP_SHARE)
-    return float(steep**POWER + POWER * STEEP_SHARE ** (POWER - 1) * (share - steep))
+    if share <= STEEP_SHARE:
+        return float(share**POWER)
+    return float(STEEP_SHARE**POWER + POWER * STEEP_SHARE ** (POWER - 1) * (share - STEEP_SHARE))

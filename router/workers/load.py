@@ -8,6 +8,7 @@ from math import exp
 from baton.protos.worker_pb2 import WorkerDescription, WorkerLoad
 from baton.router.errors import WorkerLost
 from baton.router.policy.cluster import Plan, RecentRequests, RoutedRequest, WorkerRole, WorkerSnapshot
+from baton.router.workers.additions import Addition, Additions
 from baton.rpc.pooling import pooling_from_proto
 
 RATES = (
@@ -46,17 +47,6 @@ class PromptShare:
         return self._value
 
 
-@dataclass(slots=True)
-class Addition:
-    """Load that one command adds to a worker until a report includes it."""
-
-    num_tokens: int  # to compute before its first token; 0 after the first token
-    num_blocks: int
-    is_prefill: bool  # computed for another worker, which decodes
-    is_received: bool  # decoded here, and computed by another worker; False after the first token
-    adapter: str = ""  # name of its adapter, which the worker loads into a slot
-
-
 class LoadEstimate:
     """A worker's last load report and this router's requests there.
 
@@ -68,8 +58,8 @@ class LoadEstimate:
     def __init__(self) -> None:
         self.reported = WorkerLoad()
         self.adapters: Mapping[str, str] = {}  # digests of the adapters that the worker has loaded, by name
-        self._additions: dict[int, Addition] = {}  # by number of the command
-        self._unreported: dict[int, Addition] = {}  # additions that no report includes yet
+        self._additions = Additions()
+        self._unreported = Additions()  # those that no report includes yet
         self._recent = RecentRequests()
         self._prompt_share = PromptShare()
         # This router's requests that the last report counts and that have since
@@ -90,8 +80,11 @@ class LoadEstimate:
             self._prompt_share.note(load.num_prefilled_tokens, load.prefill_tokens_per_s, now_s)
         self._is_exact = taken is not None
         self._num_ended = self._num_prefilled = self._num_received = 0
-        for number in list(self._unreported) if taken is None else taken:
-            self._unreported.pop(number, None)
+        if taken is None:
+            self._unreported.clear()
+        else:
+            for number in taken:
+                self._unreported.pop(number)
         self._snapshot = None
 
     def list_adapters(self, adapters: Mapping[str, str]) -> None:
@@ -113,7 +106,8 @@ class LoadEstimate:
         `is_prefill`: the worker computes the prompt for another one, which decodes; `is_received`: the reverse.
         """
         addition = Addition(num_tokens, num_blocks, is_prefill, is_received, adapter)
-        self._additions[number] = self._unreported[number] = addition
+        self._additions.put(number, addition)
+        self._unreported.put(number, addition)
         if not is_prefill:
             self._recent = self._recent.with_one(number)
         self._snapshot = None
@@ -121,17 +115,21 @@ class LoadEstimate:
     def computed(self, number: int) -> None:
         """Record a request's first token: only decoding is left."""
         addition = self._additions.get(number)
-        if addition is not None and (addition.num_tokens or addition.is_received):
-            self._num_received += addition.is_received and number not in self._unreported
-            addition.num_tokens, addition.is_received = 0, False
-            self._snapshot = None
+        if addition is None or not (addition.num_tokens or addition.is_received):
+            return
+        self._additions.put(number, addition.computed())
+        if number in self._unreported:
+            self._unreported.put(number, addition.computed())
+        else:
+            self._num_received += addition.is_received
+        self._snapshot = None
 
     def remove(self, number: int) -> None:
         """Remove a request that has ended at the worker."""
-        addition = self._additions.pop(number, None)
+        addition = self._additions.pop(number)
         if addition is None:
             return
-        if self._unreported.pop(number, None) is None:
+        if self._unreported.pop(number) is None:
             self._num_ended += 1
             self._num_prefilled += addition.is_prefill
             self._num_received += addition.is_received
@@ -150,28 +148,26 @@ class LoadEstimate:
     @property
     def num_prefills(self) -> int:
         """Requests at the worker whose prompts it computes for other workers."""
-        num_counted = self.reported.num_prefills - self._num_prefilled + _num_prefills(self._unreported.values())
-        num_own = _num_prefills(self._additions.values())
+        num_counted = self.reported.num_prefills - self._num_prefilled + self._unreported.num_prefills
         # Own requests that only `num_requests` counts may be prompts that are computed, their first token on its way.
-        return max(0, num_counted, min(num_own, num_counted + self.num_requests - self._num_counted))
+        num_uncounted = self.num_requests - self._num_counted
+        return max(0, num_counted, min(self._additions.num_prefills, num_counted + num_uncounted))
 
     @property
     def num_receiving(self) -> int:
         """Requests at the worker whose prompts other workers compute for it."""
-        num_reported = max(0, self.reported.num_receiving - self._num_received)
-        return num_reported + sum(addition.is_received for addition in self._unreported.values())
+        return max(0, self.reported.num_receiving - self._num_received) + self._unreported.num_received
 
     @property
     def num_queued_tokens(self) -> int:
         """Tokens to compute until all requests at the worker decode."""
-        num_tokens = self.reported.num_queued_tokens + _num_tokens(self._unreported.values())
-        return num_tokens if self._is_exact else max(num_tokens, _num_tokens(self._additions.values()))
+        num_tokens = self.reported.num_queued_tokens + self._unreported.num_tokens
+        return num_tokens if self._is_exact else max(num_tokens, self._additions.num_tokens)
 
     @property
     def num_free_blocks(self) -> int:
         """Free blocks after all commands that have been sent."""
-        num_taken = sum(addition.num_blocks for addition in self._unreported.values())
-        return max(0, self.reported.num_free_blocks - num_taken)
+        return max(0, self.reported.num_free_blocks - self._unreported.num_blocks)
 
     @property
     def _num_counted(self) -> int:
@@ -183,9 +179,7 @@ class LoadEstimate:
         """Return the adapters in slots, with those that this router's requests there need."""
         if not self.adapters:
             return frozenset()
-        reported = frozenset(self.reported.resident_adapters)
-        needed = {addition.adapter for addition in self._additions.values() if addition.adapter}
-        return reported | needed if needed else reported
+        return frozenset(self.reported.resident_adapters).union(self._additions.adapters)
 
     def snapshot(self, description: WorkerDescription, role: WorkerRole) -> WorkerSnapshot:
         """Return the worker's snapshot for policies. `description` must not change during the life of the estimate."""
@@ -226,14 +220,6 @@ class LoadEstimate:
                 adapter_load_s=load.adapter_load_s,
             )
         return self._snapshot
-
-
-def _num_tokens(additions: Iterable[Addition]) -> int:
-    return sum(addition.num_tokens for addition in additions)
-
-
-def _num_prefills(additions: Iterable[Addition]) -> int:
-    return sum(addition.is_prefill for addition in additions)
 
 
 @dataclass(frozen=True, slots=True)

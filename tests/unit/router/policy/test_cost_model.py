@@ -14,7 +14,7 @@ from baton.router.policy.cluster import (
     excess,
     fair_count,
 )
-from baton.router.policy.cost_model import CostModel, PrefillOption, Price
+from baton.router.policy.cost_model import CostModel, DecodeOption, PrefillOption, Price
 from baton.router.policy.estimates import (
     DEFAULT_DECODE_STEP_S,
     DEFAULT_PREFILL_TOKENS_PER_S,
@@ -27,10 +27,12 @@ from tests.unit.router.rigs.cluster_builder import cluster, prefill, request, wo
 MODEL = CostModel()
 
 
+def decode_option(asked: RoutedRequest, decode: WorkerSnapshot, book: RateBook) -> DecodeOption:
+    return MODEL.decode_option(asked, MODEL.times(asked, decode, book), book)
+
+
 def local(asked: RoutedRequest, decode: WorkerSnapshot) -> Price:
-    snapshot = cluster(decode)
-    times = MODEL.times(asked, decode, RateBook(snapshot))
-    return MODEL.local(asked, times, MODEL.unfair_s(asked, times, RateBook(snapshot)))
+    return MODEL.local(asked, decode_option(asked, decode, RateBook(cluster(decode))))
 
 
 def option(asked: RoutedRequest, worker: WorkerSnapshot, source: WorkerSnapshot | None = None) -> PrefillOption:
@@ -38,7 +40,7 @@ def option(asked: RoutedRequest, worker: WorkerSnapshot, source: WorkerSnapshot 
 
 
 def remote(asked: RoutedRequest, decode: WorkerSnapshot, chosen: PrefillOption) -> Price:
-    return MODEL.remote(asked, MODEL.times(asked, decode, RateBook(cluster(decode))), chosen, 0.0)
+    return MODEL.remote(asked, decode_option(asked, decode, RateBook(cluster(decode))), chosen)
 
 
 def test_an_idle_worker_takes_the_prompt_and_a_step() -> None:
@@ -131,9 +133,9 @@ def test_a_worker_with_excess_requests_pays_the_worth_of_its_cache() -> None:
     much = RecentRequests(fair + (fair + FAIRNESS_SLACK), turn)  # twice the share, the slack apart
     book = RateBook(ClusterSnapshot((worker("d1", recent=much), worker("d2")), turn))
     asked = request(1000)
-    favoured, other = (MODEL.times(asked, each, book) for each in (worker("d1", recent=much), worker("d2")))
-    assert MODEL.unfair_s(asked, favoured, book) == pytest.approx(0.5 * 0.1, rel=0.01)
-    assert MODEL.unfair_s(asked, other, book) == 0
+    favoured, other = (decode_option(asked, each, book) for each in (worker("d1", recent=much), worker("d2")))
+    assert favoured.unfair_s == pytest.approx(0.5 * 0.1, rel=0.01)
+    assert other.unfair_s == 0
 
 
 def test_requests_leave_the_window() -> None:
