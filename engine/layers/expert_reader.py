@@ -76,8 +76,8 @@ class ExpertReader:
             first, second = (self._bias(each) for each in (self._gate_up, self._down))
             taken = [self._weights.take(*first, part=(expert, each)) for each in rows]
             biases = [torch.cat(taken), self._weights.take(*second, part=(expert,)) if self._is_first else None]
-        first, second = self._linear(expert, gate_up, biases[0]), self._linear(expert, down, biases[1])
-        return Expert(first, second, self._activation)
+        linears = self._linear(expert, gate_up, biases[0]), self._linear(expert, down, biases[1])
+        return Expert(*linears, self._activation)
 
     def _gate_up_rows(self) -> tuple[slice, slice]:
         """Return the stored rows of this rank's gate and up."""

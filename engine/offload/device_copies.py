@@ -42,7 +42,8 @@ class CudaCopies:
 
         torch's own pinned memory would be rounded up to a power of two.
         """
-        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if code:
             raise EngineError(
                 f"weights_offload host: {memory.nbytes} bytes of host memory cannot be page-locked (CUDA error "

@@ -94,7 +94,7 @@ class FileWriter:
     def _write(self, tensor: Tensor) -> tuple[str, tuple[int, ...], int]:
         self._pad(-(-self._end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT)
         offset = self._end
-        self._append(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+        self._append(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset
 
     def _pad(self, end: int) -> None:
