@@ -68,7 +68,7 @@ class ModelLoader:
         weights, config = self._weights, self._config
         embedding, head = self.ends()
         layer_inputs = load_layer_inputs(weights, config, self._tensor)
-        layers = [self.layer(index) for index in range(config.num_layers)]
+        layers = [self._placed_layer(index) for index in range(config.num_layers)]
         without_kv = config.layers_without_attention.union(self._recurrent)
         return CausalLM(
             embedding,
@@ -115,6 +115,10 @@ class ModelLoader:
             for rope in set(ropes)
         }
         return [made[rope] for rope in ropes]
+
+    def _placed_layer(self, index: int) -> DecoderLayer:
+        with self._weights.layer(index):
+            return self.layer(index)
 
     def layer(self, index: int) -> DecoderLayer:
         """Load one layer."""
