@@ -25,11 +25,7 @@ RECURRENT: Mapping[str, Untested] = {
 }
 INT8_SHARDS = Untested(
     Status.NOT_APPLICABLE,
-    "other tokens: ranks round their columns of weights and activations with scales of their own, not of whole rows",
-)
-INT4_SHARDS = Untested(
-    Status.NOT_APPLICABLE,
-    "other tokens: ranks that divide a group of 128 columns round the parts, so their weights differ from one rank's",
+    "other tokens: ranks have one rank's weights, but round their columns of activations with scales of their own",
 )
 EMBEDDING_TEST = Untested(Status.ELSEWHERE, "embeddings are no streams", "tests/integration/http/test_embeddings.py")
 EMBEDDING_MOVES = ("local", "prefix hit", "prefill killed")
@@ -120,7 +116,6 @@ CLUSTERS = (
         "bundled",
         (of_model("int4 weights", text_prompt(15)),),
         (*SHARDED, "--quantization=int4"),
-        untested={"TP 2": INT4_SHARDS},
     ),
     ClusterSpec(
         "GPTQ",
