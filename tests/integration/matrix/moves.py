@@ -34,7 +34,7 @@ class Move:
 
 async def local(cluster: Cluster) -> Sequence[Exchange]:
     """Compute the prompts on the decode worker."""
-    _, decode = await cluster.pair()
+    decode = await cluster.decode()
     async with cluster.router(Route((decode.name,)), decode) as router:
         exchanges = await router.run(cluster.spec.features, cluster.new_salt())
     assert {each.count("handed-over") for each in exchanges} == {0}
@@ -56,7 +56,7 @@ async def handover(transport: str, chosen: str, cluster: Cluster) -> Sequence[Ex
 
 async def prefix_hit(cluster: Cluster) -> Sequence[Exchange]:
     """Find the prompts in the decode worker's prefix cache."""
-    _, decode = await cluster.pair()
+    decode = await cluster.decode()
     async with cluster.router(Route((decode.name,)), decode) as router:
         salt = cluster.new_salt()
         first = await router.run(cluster.spec.features, salt)
@@ -83,7 +83,7 @@ async def pull(cluster: Cluster) -> Sequence[Exchange]:
 
 async def preemption(cluster: Cluster) -> Sequence[Exchange]:
     """Run four requests at a time in a pool that has no room for them."""
-    _, decode = await cluster.pair()
+    decode = await cluster.decode()
     block_bytes = -(-POOL_BYTES // (await decode.process.describe()).num_blocks)
     small_pool = f"--kv-cache-memory-bytes={cluster.spec.small_pool_blocks * block_bytes}"
     exchanges: list[Exchange] = []
