@@ -58,7 +58,7 @@ PLAIN = ClusterSpec(
     longest=704,
     usual_moves=("drained",),
 )
-CLUSTERS = (
+REQUESTS = (
     PLAIN,
     ClusterSpec(
         "reasoning",
@@ -75,6 +75,8 @@ CLUSTERS = (
         router={"enable_lora": True},
         untested={"EP 2": refused("not with adapters", "enable_lora is not supported with expert_parallel")},
     ),
+)
+DRAFTS = (
     ClusterSpec(
         "n-gram drafts",
         "bundled",
@@ -90,6 +92,8 @@ CLUSTERS = (
         SHARDED,
         (f'--speculative-config={{"method": "draft_model", "model": "{DRAFT_MODEL}", "num_speculative_tokens": 4}}',),
     ),
+)
+KV_TYPES = (
     ClusterSpec(
         "int8 KV",
         "bundled",
@@ -103,6 +107,8 @@ CLUSTERS = (
         (*SHARDED, "--kv-cache-dtype=int4"),
         usual_moves=("pull", "preemption"),
     ),
+)
+WEIGHTS = (
     ClusterSpec(
         "int8 weights",
         "bundled",
@@ -126,6 +132,8 @@ CLUSTERS = (
         usual_moves=("TP 2",),
     ),
     ClusterSpec("GGUF", "gguf", (of_model("GGUF", text_prompt(17)),), SHARDED),
+)
+MODELS = (
     ClusterSpec(
         "images",
         "images",
@@ -165,6 +173,8 @@ CLUSTERS = (
         (of_model("mixture of experts", prompt(21)),),
         SHARDED,
     ),
+)
+ELSEWHERE = (
     ClusterSpec(
         "embeddings",
         "",
@@ -172,3 +182,5 @@ CLUSTERS = (
         untested={move.name: EMBEDDING_TEST if move.name in EMBEDDING_MOVES else ONE_WORKER for move in MOVES},
     ),
 )
+# A test file each, because files run in parallel; the page has the rows in this order.
+CLUSTERS = (*REQUESTS, *DRAFTS, *KV_TYPES, *WEIGHTS, *MODELS, *ELSEWHERE)
