@@ -7,7 +7,7 @@ from functools import partial
 from baton.deployment.local.ports import free_ports
 from baton.protos import worker_pb2
 from tests.integration.handover.test_expert_parallel import rendezvous
-from tests.integration.matrix.cluster import POOL_BYTES, Cluster
+from tests.integration.matrix.cluster import POOL_BYTES, Cluster, Member
 from tests.integration.matrix.directed_router import DirectedRouter, Route, until
 from tests.integration.matrix.exchange import Exchange
 from tests.integration.together import together
@@ -38,6 +38,7 @@ async def local(cluster: Cluster) -> Sequence[Exchange]:
     async with cluster.router(Route((decode.name,)), decode) as router:
         exchanges = await router.run(cluster.spec.features, cluster.new_salt())
     assert {each.count("handed-over") for each in exchanges} == {0}
+    await check_drafted(decode, cluster)
     return exchanges
 
 
@@ -111,6 +112,7 @@ async def decode_killed(cluster: Cluster) -> Sequence[Exchange]:
             await begun(exchanges)
             victim.process.child.kill()
         assert await router.counter("failovers") >= cluster.num_completions
+    await check_drafted(decode, cluster)
     return exchanges
 
 
@@ -208,6 +210,12 @@ async def begun(exchanges: Sequence[Exchange]) -> None:
     """Wait until each completion has tokens; none may have ended."""
     await until(lambda: all(each.num_tokens >= NUM_SEEN for each in exchanges))
     assert not any(each.is_finished for each in exchanges), "outputs are meant to be longer"
+
+
+async def check_drafted(decode: Member, cluster: Cluster) -> None:
+    """Check that some drafted tokens were right, if the feature is drafts."""
+    load = await decode.process.wait_idle()
+    assert (sum(load.accepted_by_position) > 0) == bool(cluster.spec.decode_flags)
 
 
 async def check_handed_off(router: DirectedRouter, cluster: Cluster) -> None:
