@@ -1,4 +1,4 @@
-"""The cells of the matrix as parameters of tests."""
+"""The cells of the matrix as parameters of tests, and the test of one."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.integration.matrix.cluster import Cluster
 from tests.integration.matrix.feature import ClusterSpec, Status
 from tests.integration.matrix.moves import Move
 
@@ -13,6 +14,15 @@ from tests.integration.matrix.moves import Move
 def cells_to_run(specs: Sequence[ClusterSpec], moves: Sequence[Move]) -> list[Any]:
     """Return the cells that are tested; `make test` runs a few."""
     return [_cell(spec, move) for spec in specs if spec.model for move in moves if spec.is_tested(move.name)]
+
+
+async def check_tokens(cluster: Cluster, move: Move) -> None:
+    """Check that every request has the output of one undisturbed worker."""
+    expected = {each.feature.name: each for each in await cluster.reference()}
+    exchanges = await move.run(cluster)
+    assert {each.feature.name for each in exchanges} == {*expected}
+    different = {each.feature.name: each.difference(expected[each.feature.name]) for each in exchanges}
+    assert not any(different.values()), {name: text for name, text in different.items() if text}
 
 
 def refused_cells(specs: Sequence[ClusterSpec], moves: Sequence[Move]) -> list[Any]:

@@ -86,7 +86,11 @@ class Cluster:
 
     async def pair(self) -> tuple[Member, Member]:
         """Return the prefill and the decode worker that most moves use."""
-        return await self.shared("prefill", "prefill"), await self.shared("decode", "decode")
+        return await self.shared("prefill", "prefill"), await self.decode()
+
+    async def decode(self) -> Member:
+        """Return the decode worker of the pair."""
+        return await self.shared("decode", "decode")
 
     @asynccontextmanager
     async def router(self, route: Route, *members: Member) -> AsyncIterator[DirectedRouter]:

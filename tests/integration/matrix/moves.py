@@ -7,7 +7,7 @@ from functools import partial
 from baton.deployment.local.ports import free_ports
 from baton.protos import worker_pb2
 from tests.integration.handover.test_expert_parallel import rendezvous
-from tests.integration.matrix.cluster import POOL_BYTES, Cluster
+from tests.integration.matrix.cluster import POOL_BYTES, Cluster, Member
 from tests.integration.matrix.directed_router import DirectedRouter, Route, until
 from tests.integration.matrix.exchange import Exchange
 from tests.integration.together import together
@@ -34,10 +34,11 @@ class Move:
 
 async def local(cluster: Cluster) -> Sequence[Exchange]:
     """Compute the prompts on the decode worker."""
-    _, decode = await cluster.pair()
+    decode = await cluster.decode()
     async with cluster.router(Route((decode.name,)), decode) as router:
         exchanges = await router.run(cluster.spec.features, cluster.new_salt())
     assert {each.count("handed-over") for each in exchanges} == {0}
+    await check_drafted(decode, cluster)
     return exchanges
 
 
@@ -56,7 +57,7 @@ async def handover(transport: str, chosen: str, cluster: Cluster) -> Sequence[Ex
 
 async def prefix_hit(cluster: Cluster) -> Sequence[Exchange]:
     """Find the prompts in the decode worker's prefix cache."""
-    _, decode = await cluster.pair()
+    decode = await cluster.decode()
     async with cluster.router(Route((decode.name,)), decode) as router:
         salt = cluster.new_salt()
         first = await router.run(cluster.spec.features, salt)
@@ -83,7 +84,7 @@ async def pull(cluster: Cluster) -> Sequence[Exchange]:
 
 async def preemption(cluster: Cluster) -> Sequence[Exchange]:
     """Run four requests at a time in a pool that has no room for them."""
-    _, decode = await cluster.pair()
+    decode = await cluster.decode()
     block_bytes = -(-POOL_BYTES // (await decode.process.describe()).num_blocks)
     small_pool = f"--kv-cache-memory-bytes={cluster.spec.small_pool_blocks * block_bytes}"
     exchanges: list[Exchange] = []
@@ -111,6 +112,7 @@ async def decode_killed(cluster: Cluster) -> Sequence[Exchange]:
             await begun(exchanges)
             victim.process.child.kill()
         assert await router.counter("failovers") >= cluster.num_completions
+    await check_drafted(decode, cluster)
     return exchanges
 
 
@@ -208,6 +210,12 @@ async def begun(exchanges: Sequence[Exchange]) -> None:
     """Wait until each completion has tokens; none may have ended."""
     await until(lambda: all(each.num_tokens >= NUM_SEEN for each in exchanges))
     assert not any(each.is_finished for each in exchanges), "outputs are meant to be longer"
+
+
+async def check_drafted(decode: Member, cluster: Cluster) -> None:
+    """Check that some drafted tokens were right, if the feature is drafts."""
+    load = await decode.process.wait_idle()
+    assert (sum(load.accepted_by_position) > 0) == bool(cluster.spec.decode_flags)
 
 
 async def check_handed_off(router: DirectedRouter, cluster: Cluster) -> None:
