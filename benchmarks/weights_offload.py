@@ -164,8 +164,9 @@ def measure(directory: Path, case: Case, num_steps: int, num_threads: int) -> Me
         assert isinstance(source, UnitReader)
         read_bytes = (after.num_read_bytes - before.num_read_bytes) / len(times)
         waited_s = (after.waited_s - before.waited_s) / len(times)
+        resident_bytes = _resident_bytes()  # first: the next line reads everything
         floor_s = read_bytes / direct_rate(source)
-        return Measured(case, statistics.median(times), read_bytes, waited_s, floor_s, _resident_bytes())
+        return Measured(case, statistics.median(times), read_bytes, waited_s, floor_s, resident_bytes)
 
 
 def _memory(config: EngineConfig, share: float) -> int | None:
