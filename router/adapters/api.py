@@ -48,7 +48,7 @@ class UnloadAdapterBody(RequestBody):
     """The name of a LoRA adapter to unload."""
 
     lora_name: Annotated[str, Field(min_length=1)]
-    lora_int_id: Annotated[int, WHOLE] | None = None  # ignored, as in vLLM: a number that engines give to adapters
+    lora_int_id: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63), WHOLE] | None = None  # ignored, as in vLLM
 
     @model_validator(mode="before")
     @classmethod

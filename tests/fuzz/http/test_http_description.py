@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import schemathesis
@@ -54,6 +55,12 @@ class RealWorkerRig(RouterRig):
         async with router.client() as client:
             await wait_workers(client, 1)
         return router
+
+    def check_serves(self) -> None:
+        """Release the pins that requests have made, whose blocks are not free, and check as for any router."""
+        for pin in self.http.get(PINS).json()["data"]:
+            assert self.http.delete(f"{PINS}/{quote(pin['id'], safe='')}").status_code == 200
+        super().check_serves()
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,9 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 def ours(ray: RayCluster) -> list[str]:
     """Return the command lines of our replicas and processes on a Ray."""
     lines = [" ".join(command_line(each)) for each in ray.processes()]
-    return [line for line in lines if any(name in line for name in ("_worker --", "-m baton.router", "ServeReplica:"))]
+    return [
+        line for line in lines if any(name in line for name in ("-m baton worker", "-m baton.router", "ServeReplica:"))
+    ]
 
 
 async def test_baton_serve_joins_a_ray_and_leaves_it_as_it_was(running: RunningRay, tmp_path: Path) -> None:

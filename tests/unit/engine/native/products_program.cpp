@@ -54,25 +54,26 @@ Halves16 packed(const std::uint16_t* weight, std::size_t num_outputs, std::size_
     return made;
 }
 
-#if defined(__x86_64__)
+// Converts rows on two threads.
+void convert(RowsWork& rows) {
+    std::thread other([&] { rows.work(); });
+    rows.work();
+    other.join();
+}
 
-using products_avx512::Gated;
-using products_avx512::Plain;
-
-// Runs one task on two threads.
-template <typename Kind>
-void run(const Task& task, std::size_t more_rows) {
-    std::vector<Task> tasks{task};
-    tasks[0].num_rows += more_rows;
-    ProductWork<Kind> product(tasks, 2);
-    const auto work = [&] { product.work(); };
-    std::thread other(work);
-    work();
+// Runs one task on two threads. `more_rows`: that there are not.
+void run(const ProductFunctions& functions, bool is_gated, Task task, std::size_t more_rows = 0) {
+    task.num_rows += more_rows;
+    const std::size_t num_steps = is_gated ? num_gated_steps(task.weight) : num_plain_steps(task.weight);
+    ProductWork product(is_gated ? functions.gated : functions.plain, num_steps, {task}, 2);
+    std::thread other([&] { product.work(); });
+    product.work();
     other.join();
 }
 
 // Compares a product of rows and a weight in bytes with sums in double precision.
-bool agrees_in_bytes(std::size_t num_rows, std::size_t num_outputs, std::size_t num_inputs, std::mt19937& random) {
+bool agrees_in_bytes(const ProductFunctions& functions, std::size_t num_rows, std::size_t num_outputs,
+                     std::size_t num_inputs, std::mt19937& random) {
     const std::size_t num_panels = divided_up(num_outputs, kColumns);
     const Halves16 rows = numbers(num_rows * num_inputs, random), result(new std::uint16_t[num_rows * num_outputs]);
     const std::unique_ptr<std::int8_t[]> weight(new std::int8_t[num_panels * kColumns * num_inputs]);
@@ -96,26 +97,30 @@ bool agrees_in_bytes(std::size_t num_rows, std::size_t num_outputs, std::size_t 
         for (const int each : plain[column]) offsets[column] += 128 * each;
     }
     const Weight panels{reinterpret_cast<const Unit*>(weight.get()), num_outputs, num_inputs, 4, scales.get(), offsets.get()};
-    RowsWork inputs(rows.get(), num_rows, panels);
-    std::thread other([&] { inputs.work(); });
-    inputs.work();
-    other.join();
-    run<Plain>({panels, nullptr, inputs.row(0), inputs.scale(0), result.get(), num_rows}, 0);
+    RowsWork inputs(functions, rows.get(), num_rows, panels);
+    convert(inputs);
+    run(functions, false, {panels, nullptr, inputs.row(0), inputs.scale(0), result.get(), num_rows});
     bool holds = true;
     for (std::size_t row = 0; row < num_rows; ++row) {
-        const auto* bytes = reinterpret_cast<const std::uint8_t*>(inputs.row(row));
+        const double scale = *inputs.scale(row);
         for (std::size_t column = 0; column < num_outputs; ++column) {
             double expected = 0;
-            for (std::size_t k = 0; k < num_inputs; ++k) expected += (bytes[k] - 128.0) * plain[column][k];
-            expected *= static_cast<double>(*inputs.scale(row)) * scales[column];
-            holds &= std::fabs(widened(result[row * num_outputs + column]) - expected) <= 0.005 * std::fabs(expected) + 1e-6;
+            for (std::size_t k = 0; k < num_inputs; ++k) {
+                const double number = widened(rows[row * num_inputs + k]);
+                expected += (scale == 0 ? 0 : std::nearbyint(number / scale)) * plain[column][k];
+            }
+            expected *= scale * scales[column];
+            const double two_roundings = 2 * 127 * scale * scales[column];  // of numbers halfway between two bytes
+            const double error = std::fabs(widened(result[row * num_outputs + column]) - expected);
+            holds &= error <= 0.005 * std::fabs(expected) + two_roundings;
         }
     }
     return holds;
 }
 
 // Compares a product of rows and a weight in floats with sums in double precision.
-bool agrees_in_floats(std::size_t num_rows, std::size_t num_outputs, std::size_t num_inputs, std::mt19937& random) {
+bool agrees_in_floats(const ProductFunctions& functions, std::size_t num_rows, std::size_t num_outputs,
+                      std::size_t num_inputs, std::mt19937& random) {
     const std::size_t num_panels = divided_up(num_outputs, kColumns);
     const Halves16 rows = numbers(num_rows * num_inputs, random), weight = numbers(num_outputs * num_inputs, random);
     const std::unique_ptr<float[]> panels(new float[num_panels * num_inputs * kColumns]);
@@ -128,9 +133,9 @@ bool agrees_in_floats(std::size_t num_rows, std::size_t num_outputs, std::size_t
         }
     }
     const Weight floats{reinterpret_cast<const Unit*>(panels.get()), num_outputs, num_inputs, 1, nullptr, nullptr};
-    RowsWork inputs(rows.get(), num_rows, floats);
-    inputs.work();
-    run<Plain>({floats, nullptr, inputs.row(0), nullptr, result.get(), num_rows}, 0);
+    RowsWork inputs(functions, rows.get(), num_rows, floats);
+    convert(inputs);
+    run(functions, false, {floats, nullptr, inputs.row(0), nullptr, result.get(), num_rows});
     bool holds = true;
     for (std::size_t row = 0; row < num_rows; ++row) {
         for (std::size_t column = 0; column < num_outputs; ++column) {
@@ -144,19 +149,18 @@ bool agrees_in_floats(std::size_t num_rows, std::size_t num_outputs, std::size_t
     return holds;
 }
 
-bool agrees(std::size_t num_rows, std::size_t num_outputs, std::size_t num_inputs, bool is_gated, std::size_t more_rows,
-            std::mt19937& random) {
+// Compares a product of rows and a weight in bfloat16 with sums in double precision.
+bool agrees(const ProductFunctions& functions, std::size_t num_rows, std::size_t num_outputs, std::size_t num_inputs,
+            bool is_gated, std::mt19937& random, std::size_t more_rows = 0) {
     const std::size_t width = is_gated ? num_outputs / 2 : num_outputs;
     const Halves16 rows = numbers(num_rows * num_inputs, random), weight = numbers(num_outputs * num_inputs, random);
     const Halves16 bias = numbers(num_outputs, random), panels = packed(weight.get(), num_outputs, num_inputs);
     const Halves16 result(new std::uint16_t[num_rows * width]);
-    const Task task{{reinterpret_cast<const Unit*>(panels.get()), num_outputs, num_inputs, 2, nullptr, nullptr},
-                    num_rows % 2 && !is_gated ? bias.get() : nullptr,
-                    reinterpret_cast<const Unit*>(rows.get()),
-                    nullptr,
-                    result.get(),
-                    num_rows};
-    is_gated ? run<Gated>(task, more_rows) : run<Plain>(task, more_rows);
+    const Weight pairs{reinterpret_cast<const Unit*>(panels.get()), num_outputs, num_inputs, 2, nullptr, nullptr};
+    RowsWork inputs(functions, rows.get(), num_rows, pairs);
+    convert(inputs);
+    const Task task{pairs, num_rows % 2 && !is_gated ? bias.get() : nullptr, inputs.row(0), nullptr, result.get(), num_rows};
+    run(functions, is_gated, task, more_rows);
     const auto product = [&](std::size_t row, std::size_t output) {
         double total = task.bias ? widened(bias[output]) : 0;
         for (std::size_t k = 0; k < num_inputs; ++k) {
@@ -175,32 +179,31 @@ bool agrees(std::size_t num_rows, std::size_t num_outputs, std::size_t num_input
     return holds;
 }
 
-#endif
+// Compares many shapes.
+bool agrees_in_all(const ProductFunctions& functions, std::mt19937& random) {
+    for (std::size_t num_rows = 1; num_rows < 150; num_rows += 1 + num_rows / 3) {
+        for (std::size_t width = 1; width < 70; width += 9) {
+            const std::size_t num_inputs = 2 * (random() % 40 + 1);
+            if (!agrees(functions, num_rows, width, num_inputs, false, random) ||
+                !agrees(functions, num_rows, 2 * kColumns * (width % 3 + 1), num_inputs, true, random) ||
+                !agrees_in_bytes(functions, num_rows, width, 2 * num_inputs, random) ||
+                !agrees_in_floats(functions, num_rows, width, num_inputs - 1, random)) {
+                std::printf("%s: wrong at %zu, %zu, %zu\n", functions.name, num_rows, width, num_inputs);
+                return false;
+            }
+        }
+    }
+    return agrees(functions, 130, 20, 8194, false, random);
+}
 
 }  // namespace
 
 int main(int argc, char**) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
-        std::mt19937 random(7);
-        for (std::size_t num_rows = 1; num_rows < 150; num_rows += 1 + num_rows / 3) {
-            for (std::size_t width = 1; width < 70; width += 9) {
-                const std::size_t num_inputs = 2 * (random() % 40 + 1);
-                if (!agrees(num_rows, width, num_inputs, false, 0, random) ||
-                    !agrees(num_rows, 2 * kColumns * (width % 3 + 1), num_inputs, true, 0, random) ||
-                    !agrees_in_bytes(num_rows, width, 2 * num_inputs, random) ||
-                    !agrees_in_floats(num_rows, width, num_inputs - 1, random)) {
-                    std::printf("wrong at %zu, %zu, %zu\n", num_rows, width, num_inputs);
-                    return 1;
-                }
-            }
-        }
-        if (!agrees(130, 20, 8194, false, 0, random)) return 1;
-        std::printf("all shapes\n");
-        if (argc > 1) agrees(8, 32, 32, false, 1, random);
-        return 0;
+    std::mt19937 random(7);
+    for (const ProductFunctions& functions : product_functions()) {
+        if (!agrees_in_all(functions, random)) return 1;
+        if (argc > 1) agrees(functions, 8, 32, 32, false, random, 1);
+        std::printf("%s: all shapes\n", functions.name);
     }
-#endif
-    std::printf("this processor has no products of pairs\n");
+    if (product_functions().empty()) std::printf("this processor has no products\n");
 }
