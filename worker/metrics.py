@@ -210,9 +210,9 @@ class WorkerMetrics(Collector):
         waited = "Seconds that steps waited for weights from disk."
         yield self._counter("weights_offload_wait_seconds", waited, offload.waited_s)
         hits = "Experts that a layer's step needed and found in memory."
-        yield self._counter("weights_offload_expert_hits", hits, offload.num_expert_hits)
+        yield self._counter("weights_offload_hits", hits, offload.num_expert_hits)
         misses = "Experts that a layer's step needed and read from disk."
-        yield self._counter("weights_offload_expert_misses", misses, offload.num_expert_misses)
+        yield self._counter("weights_offload_misses", misses, offload.num_expert_misses)
 
     def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
         """Yield the metrics of an expert-parallel rank."""
