@@ -52,7 +52,10 @@ def test_a_line_is_an_object_with_the_request_and_the_exception(log: io.StringIO
 
 
 @pytest.mark.parametrize("message", [{"a": 1}, ("x", 2), "half a character \ud800", b"bytes"])
-def test_a_message_may_be_any_object(log: io.StringIO, message: object) -> None:
+def test_a_message_may_be_any_object(log: io.StringIO, message: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+    ours = [each for each in root.handlers if isinstance(each, logging.StreamHandler) and each.stream is log]
+    monkeypatch.setattr(root, "handlers", ours)  # a report of pytest cannot hold half a character
     logging.getLogger("library").info(message)
     assert [each["message"] for each in objects(log)] == [str(message)]
 
