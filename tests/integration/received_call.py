@@ -14,6 +14,11 @@ WORDS = {
 }
 PARAMETERS = {"type": "object", "properties": {"words": WORDS}, "required": ["words"]}
 TOOL = {"type": "function", "function": {"name": "say", "parameters": PARAMETERS}}
+BODY: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Say some words. " * 30}], "tools": [TOOL], "tool_choice": "required",
+    "parallel_tool_calls": False, "max_tokens": 900, "temperature": 1, "seed": 11, "top_k": -1, "top_p": 1,
+    "repetition_penalty": 1, "stream": True, "return_token_ids": True,
+}  # fmt: skip
 NUM_SEEN = 60  # tokens in front of the move
 
 

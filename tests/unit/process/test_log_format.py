@@ -61,7 +61,7 @@ def test_a_message_may_be_any_object(log: io.StringIO, message: object, monkeypa
 
 
 def test_attributes_of_libraries_are_left_out(log: io.StringIO) -> None:
-    logging.getLogger("uvicorn.error").info("started", extra={"color_message": "red", "body": "a prompt"})
+    logging.getLogger("library").info("started", extra={"color_message": "red", "body": "a prompt"})
     assert set(objects(log)[0]) == {"time", "level", "process", "host", "pid", "logger", "message"}
 
 
