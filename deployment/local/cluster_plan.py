@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from baton.deployment.local.cluster_config import ClusterSettings
+from baton.deployment.local.cluster_config import ClusterConfig, ClusterSettings
 from baton.deployment.local.gpus import place_on_gpus
 from baton.deployment.local.lora_paths import with_lora_paths
 from baton.deployment.local.machine import Machine, NearCores
@@ -237,8 +237,8 @@ def _engine(
         raise OptionError(f"max_model_len: {wanted} tokens exceed the checkpoint's context of {longest}{hint}")
     try:
         kv_cache_dtype(checkpoint.config, engine.kv_cache_dtype)
-        shard = TensorShard(size=cluster.num_tensor_ranks(role))
-        check_recurrent(engine, checkpoint.config, shard.kv_parts(checkpoint.config, engine.kv_shards))
+        if checkpoint.config.recurrent is not None:
+            _check_recurrent(cluster, role, checkpoint.config, engine)
     except UnsupportedModel as error:
         raise OptionError(str(error)) from error
     if not engine.is_on_cpu:  # the engine sizes its own cache
@@ -252,6 +252,13 @@ def _engine(
         kv_bytes = default_kv_bytes(free_bytes, cluster.num_ranks, checkpoint.config, engine, token_bytes)
         engine = replace(engine, kv_cache_memory_bytes=kv_bytes)
     return with_weights_memory(engine, checkpoint.config, free_bytes, cluster.num_ranks)
+
+
+def _check_recurrent(cluster: ClusterConfig, role: Role, model: ModelConfig, engine: EngineConfig) -> None:
+    """Raise UnsupportedModel if a role's ranks cannot divide a model with recurrent layers."""
+    shard = TensorShard(size=cluster.num_tensor_ranks(role), has_whole_experts=cluster.num_expert_ranks(role) > 1)
+    check_recurrent(engine, model, shard.kv_parts(model, engine.kv_shards))
+    shard.check(model)
 
 
 def _parse_cores(text: str) -> tuple[int, ...]:

@@ -153,20 +153,28 @@ def test_ranks_have_the_shards_of_one_ranks_states(architecture: str, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-@pytest.mark.parametrize("architecture", ["qwen3-next", "nemotron-h"])
-def test_rounded_weights_give_similar_logits(architecture: str, quantization: str, tmp_path: Path, rigs: Rigs) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "quantization", "least"),
+    [  # each rank rounds its own columns of a projection, in groups of its own
+        ("qwen3-next", "int8", 0.97),
+        ("qwen3-next", "int4", 0.85),
+        ("nemotron-h", "int8", 0.999),
+        ("nemotron-h", "int4", 0.98),
+        ("falcon-h1", "int4", 0.96),
+        ("mamba2", "int4", 0.98),
+    ],
+)
+def test_rounded_weights_give_the_logits_of_one_ranks_rounded_weights(
+    architecture: str, quantization: str, least: float, tmp_path: Path, rigs: Rigs
+) -> None:
     if quantization == "int8" and not torch.cpu._is_vnni_supported():
         pytest.skip("products in int8 need VNNI")
     model = make_checkpoint(architecture, tmp_path / "model")
-    prompt = {"s": random_tokens(60)}
-    usual = PagedModel(model, dtype="bfloat16").step(prompt)["s"]
-    rank0 = Rank0PagedModel(model, rig := rigs(model, 2, dtype="bfloat16", quantization=quantization))
+    prompt, options = {"s": random_tokens(60)}, {"dtype": "bfloat16", "quantization": quantization}
+    expected = PagedModel(model, dtype="bfloat16", quantization=quantization).step(prompt)["s"]
+    rank0 = Rank0PagedModel(model, rig := rigs(model, 2, **options))
     found = rig.call(lambda _: rank0.step(prompt)["s"])
-    assert (
-        torch.nn.functional.cosine_similarity(found.flatten(), usual.flatten(), dim=0)
-        > {"int8": 0.97, "int4": 0.7}[quantization]
-    )
+    assert torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > least
 
 
 def test_a_batch_is_sent_with_the_blocks_of_its_states(tmp_path: Path) -> None:
