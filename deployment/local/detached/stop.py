@@ -82,8 +82,9 @@ def _drain(folder: ServerFolder, pid: int, pidfd: int, end_margin_s: float) -> N
     """Let a process finish its requests and end. Raises StillRunning if it takes too long."""
     record = folder.record()
     wait_s = end_margin_s + (DRAIN_TIMEOUT_S if record is None else record.drain_timeout_s)
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+    if record is None or record.state != "stopping":  # otherwise a second signal would cut off its requests
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     if not _has_ended(pidfd, min(wait_s, MAX_TIMEOUT_S)):
         log = "" if record is None else f", whose log is {record.log_path},"
         raise StillRunning(
