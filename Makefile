@@ -180,4 +180,4 @@ docs: .venv/docs/$(MERMAID).done
 
 # The same without Mermaid, which comes from npm's registry: pages, links and anchors are checked, and site/ is left alone.
 docs-check: .venv/docs/packages.done
-	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv/docs/bin/mkdocs build --strict --quiet --site-dir .venv/docs/checked
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv/docs/bin/mkdocs build --strict --site-dir .venv/docs/checked
