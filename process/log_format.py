@@ -7,6 +7,7 @@ import time
 from copy import copy
 from typing import Any
 
+from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 
 from baton.process.request_scope import current_request
@@ -45,7 +46,12 @@ class JsonLines(JsonFormatter):
 
     def __init__(self, process_name: str) -> None:
         about = {"process": process_name, "host": socket.gethostname(), "pid": os.getpid()}
-        super().__init__(["asctime", "levelname", "name", "message"], rename_fields=RENAMED, static_fields=about)
+        super().__init__(
+            ["asctime", "levelname", "name", "message"],
+            rename_fields=RENAMED,
+            static_fields=about,
+            reserved_attrs=[*RESERVED_ATTRS, *FIELDS],  # a library's `host` or `exception` would replace ours
+        )
         self.converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:

@@ -76,15 +76,21 @@ def read_record(line: str) -> LogRecord | None:
 def _json_record(line: str) -> LogRecord | None:
     try:
         fields = json.loads(line)
-    except ValueError:  # of another program, or cut off
+    except (ValueError, RecursionError):  # of another program, or cut off
         return None
     if not isinstance(fields.get("time"), str) or not isinstance(fields.get("process"), str):
         return None
-    time, level, process, logger, request_id, message, *behind = (str(fields.get(name, "")) for name in JSON_FIELDS)
+    texts = (_printable(str(fields.get(name, ""))) for name in JSON_FIELDS)
+    time, level, process, logger, request_id, message, *behind = texts
     text = "\n".join([message, *filter(None, behind)])
     named = f"[{request_id}] " if request_id else ""
     shown = f"{time} {level:<7} {process} {logger}: {named}{text}"
     return LogRecord(time, level, process, logger, request_id, text, shown)
+
+
+def _printable(text: str) -> str:
+    """Return a text with halves of characters, which JSON can escape and UTF-8 cannot encode, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def since_time(text: str, now: datetime) -> str:

@@ -62,7 +62,7 @@ def stop_server(folder: ServerFolder, timeout_s: float | None, end_margin_s: flo
             was_cut = False
             _drain(folder, pid, pidfd, end_margin_s)
         else:
-            was_cut = _end(pidfd, max(timeout_s, SIGNAL_GAP_S))
+            was_cut = _end(folder, pidfd, max(timeout_s, SIGNAL_GAP_S))
     finally:
         if pidfd is not None:
             os.close(pidfd)
@@ -82,8 +82,7 @@ def _drain(folder: ServerFolder, pid: int, pidfd: int, end_margin_s: float) -> N
     """Let a process finish its requests and end. Raises StillRunning if it takes too long."""
     record = folder.record()
     wait_s = end_margin_s + (DRAIN_TIMEOUT_S if record is None else record.drain_timeout_s)
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+    _begin(folder, pidfd)
     if not _has_ended(pidfd, min(wait_s, MAX_TIMEOUT_S)):
         log = "" if record is None else f", whose log is {record.log_path},"
         raise StillRunning(
@@ -92,17 +91,28 @@ def _drain(folder: ServerFolder, pid: int, pidfd: int, end_margin_s: float) -> N
         )
 
 
-def _end(pidfd: int, timeout_s: float) -> bool:
-    """End a process; return whether it took more than the first signal."""
+def _begin(folder: ServerFolder, pidfd: int) -> None:
+    """Make a server shut down, unless it already does: a second signal would cut off its requests."""
+    record = folder.record()
+    if record is None or record.state != "stopping":
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+
+
+def _end(folder: ServerFolder, pidfd: int, timeout_s: float) -> bool:
+    """End a server; return whether its requests were cut off."""
+    _begin(folder, pidfd)
+    if _has_ended(pidfd, timeout_s):
+        return False
     signals: tuple[tuple[signal.Signals, float | None], ...]
-    signals = ((signal.SIGTERM, timeout_s), (signal.SIGTERM, CUT_TIMEOUT_S), (signal.SIGKILL, None))
+    signals = ((signal.SIGTERM, CUT_TIMEOUT_S), (signal.SIGKILL, None))
     for num_sent, (number, wait_s) in enumerate(signals):
         try:
             signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
-            return num_sent > 1
-        if _has_ended(pidfd, wait_s):
             return num_sent > 0
+        if _has_ended(pidfd, wait_s):
+            return True
     raise AssertionError("SIGKILL ends every process")
 
 

@@ -32,6 +32,7 @@ def main(path: str, behaviour: str) -> None:
         manager.ready("serving")
     for _ in range({"drains": 2, "hangs": 1000}.get(behaviour, 1)):
         signal.sigwait({signal.SIGTERM})
+        server.is_stopping()
     server.close()
 
 

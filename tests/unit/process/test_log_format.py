@@ -65,6 +65,16 @@ def test_attributes_of_libraries_are_left_out(log: io.StringIO) -> None:
     assert set(objects(log)[0]) == {"time", "level", "process", "host", "pid", "logger", "message"}
 
 
+def test_attributes_of_libraries_do_not_replace_fields(log: io.StringIO) -> None:
+    logger = logging.getLogger("library")
+    logger.info("started")
+    names = ("time", "level", "host", "pid", "logger", "request_id", "exception", "stack")
+    logger.info("started", extra=dict.fromkeys(names, "a prompt"))
+    plain, extended = objects(log)
+    assert extended | {"time": plain["time"]} == plain
+    assert "a prompt" not in log.getvalue()
+
+
 def test_both_formats_are_read_as_the_same_records() -> None:
     record = logging.LogRecord("baton.test", logging.WARNING, "", 0, "%s is slow", ("decode",), None)
     with request_scope("r1"):
@@ -83,7 +93,16 @@ def test_an_exception_is_part_of_the_text() -> None:
     assert [each.line for each in records] == ["2026 ERROR   p l: m\ne"]
 
 
-@pytest.mark.parametrize("line", ['{"time": 1}', "{cut", "{}", '{"message": "of another program"}'])
+def test_a_half_of_a_character_can_be_printed() -> None:
+    read = read_record('{"time": "2026", "process": "p", "message": "no file a\\udce4b"}')
+    assert read is not None
+    assert read.text == "no file a\\udce4b"
+    assert read.line.encode().endswith(rb"no file a\udce4b")
+
+
+@pytest.mark.parametrize(
+    "line", ['{"time": 1}', "{cut", "{}", '{"message": "of another program"}', '{"a":' + "[" * 100_000]
+)
 def test_json_of_other_programs_has_no_head(line: str) -> None:
     assert read_record(line) is None
 

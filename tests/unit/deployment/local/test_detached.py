@@ -135,6 +135,17 @@ def test_without_a_time_out_a_server_that_hangs_goes_on_and_the_error_names_the_
     assert has_ended(pid)
 
 
+def test_a_second_stop_without_a_time_out_cuts_nothing_off(folder: ServerFolder, environment: dict[str, str]) -> None:
+    pid = start(folder, "drains", environment)  # which ends at the second signal
+    for _ in range(2):
+        with pytest.raises(StillRunning):
+            stop_server(folder, None, end_margin_s=0.1)
+    assert not has_ended(pid)
+    stopped = stop_server(folder, 1.0)
+    assert (stopped.pid, stopped.was_cut) == (pid, True)
+    assert stopped.took_s >= 1  # the requests had all of the time
+
+
 def test_the_second_signal_is_sent_after_the_first_was_taken(
     folder: ServerFolder, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
