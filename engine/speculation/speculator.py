@@ -176,9 +176,9 @@ class Speculator:
 
         items: of the step, or of the one `num_ahead` tokens in front of it.
         """
-        self.drafter_s = self._drafting_s = 0.0
         if self._rest is None or not self._rest.take(num_sequences):
             return False
+        self.drafter_s = self._drafting_s = 0.0
         self._drafter.begin_step()
         for item in items:
             item.request.num_without_states = item.start + item.num_new_tokens + num_ahead
@@ -192,7 +192,7 @@ class Speculator:
         if self._rest is not None:
             num_left_out += self._rest.end()
             if plan.cost.plain_s > 0:
-                self._rest.note(num_sequences, pays=bool(plan.unready) or sum(plan.lengths) > plan.num_probes)
+                self._rest.note(num_sequences, pays=plan.pays)
         self._preparations.earn(plan.cost)
         self._probes.earn(plan.cost)
         self._probes.spend(plan.num_probes, plan.cost)

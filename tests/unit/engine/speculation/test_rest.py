@@ -2,6 +2,13 @@
 
 import pytest
 
+from baton.engine.request import Request, RequestId
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.speculation.acceptance import Acceptance
+from baton.engine.speculation.base import Offer
+from baton.engine.speculation.draft_plan import DraftPlan, Prices, Proposal
+from baton.engine.speculation.price import StepCost
+from baton.engine.speculation.probe_budget import ProbeBudget
 from baton.engine.speculation.rest import FIRST_REST, IDLE_STEPS, LAST_REST, PAYING_STEPS, Rest
 
 
@@ -56,3 +63,14 @@ def test_a_smaller_batch_ends_a_rest() -> None:
     assert not rest.take(4)
     assert not rest.take(8)
     assert rest.end() == 3
+
+
+@pytest.mark.parametrize(("draft_s", "pays"), [(0.01, True), (2.0, False)])
+def test_drafts_pay_though_the_outputs_at_hand_are_too_short(draft_s: float, pays: bool) -> None:
+    """A longer one may come at any time: the drafter must not rest then."""
+    request = Request(RequestId("a"), [1], 1, SamplingParams(max_tokens=3))
+    offer = Offer(4, is_ready=False, preparation_s=50.0)
+    proposal = Proposal(0, request, offer, Acceptance(_tested=10.0, _accepted=9.0), num_left=2)
+    prices = Prices(StepCost(1.0, 0.0, draft_s), lambda _: draft_s, 1, 100)
+    plan = DraftPlan.of([proposal], prices, ProbeBudget(), is_trial_due=False)
+    assert (not plan.unready, not any(plan.lengths), plan.pays) == (True, True, pays)
