@@ -60,8 +60,8 @@ class Batch:
     images: ImageTokens | None = None  # on the model's device; not sent to other ranks, like the field above
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
     adapters: tuple[int, ...] = ()  # number of each sequence's LoRA adapter, 0 for none; empty: no sequence has one
-    keeps_states: bool = True  # hidden states of its tokens, if a draft head reads them; not sent to other ranks
     states: StateBlocks | None = None  # of recurrent layers; None: the model has none; not sent to other ranks
+    keeps_states: bool = True  # hidden states of its tokens, if a draft head reads them; not sent to other ranks
 
     @property
     def num_tokens(self) -> int:
