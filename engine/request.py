@@ -63,7 +63,8 @@ class Request:
     lacks_checkpoint: bool = False  # its KV was received, and no recurrent state is cached near its end
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks; grows as blocks fill
     num_computed_tokens: int = 0  # tokens whose KV is in the block table
-    num_given_tokens: int = 0  # the first of them, which no step has computed: their KV was cached or received
+    # The first of them whose hidden states no step has kept: their KV was cached or received, or drafts did not pay.
+    num_without_states: int = 0
     kv_origins: frozenset[KVOrigin] = NO_ORIGINS  # other models that computed some of its KV
     num_cached_tokens: int = 0  # found in the prefix cache on arrival; updated at first admission
     status: RequestStatus = RequestStatus.WAITING

@@ -79,6 +79,7 @@ class Batch:
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
     adapters: tuple[int, ...] = ()  # number of each sequence's LoRA matrices, 0 for none; empty: no sequence has one
     states: StateBlocks | None = None  # of recurrent layers; None: the model has none
+    keeps_states: bool = True  # hidden states of its tokens, if a draft head reads them; not sent to other ranks
 
     @property
     def num_tokens(self) -> int:

@@ -51,6 +51,9 @@ class BatchBuilder:
             num_decodes=sum(query_len == 1 for query_len in query_lens),
             other_groups=tuple(others),
             adapters=_adapters(scheduled),
+            keeps_states=any(
+                end > item.request.num_without_states for item, end in zip(scheduled, context_lens, strict=True)
+            ),
             states=self._states(scheduled) if self.groups.states is not None else None,
         )
 

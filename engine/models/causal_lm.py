@@ -125,7 +125,7 @@ class CausalLM:
         rotations = {rotary: self._rotation(rotary, batch) for rotary in dict.fromkeys(self.rotary)}
         given = self.layer_inputs
         inputs = [None] * len(self.layers) if given is None else given(batch.token_ids, x)
-        kept, states = self.hidden_states, []
+        kept, states = self.hidden_states if batch.keeps_states else None, []
         parts = zip(self.layers, self.rotary, self.kv_places, inputs, strict=True)
         for index, (layer, rotary, place, own) in enumerate(parts):
             if kept is not None and index in kept.layers:

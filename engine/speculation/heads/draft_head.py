@@ -128,4 +128,4 @@ class HeadWeights:
 
 def _first_row(request: Request) -> int:
     """Return the first token of a request that follows one whose hidden state a step has left."""
-    return request.num_given_tokens + 1
+    return request.num_without_states + 1

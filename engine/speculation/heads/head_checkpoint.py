@@ -129,7 +129,7 @@ def _eagle(engine: EngineConfig, target: ModelConfig, directory: Path, method: s
     if len(names) != 1 or names[0] not in ARCHITECTURES[method]:
         found = ", ".join(map(shown, names[:3])) or "none"
         raise UnsupportedModel(f"its architecture is {found}, but {method} needs {' or '.join(ARCHITECTURES[method])}")
-    config = read_model_config(directory, target.dtype, on_cpu=engine.is_on_cpu, overrides={"architectures": [LLAMA]})
+    config = read_model_config(directory, target.dtype, on_cpu=engine.is_on_cpu, architecture=LLAMA)
     tensors = under_model(read_tensors(directory), PREFIXES)
     if not tensors or "model.fc.weight" not in tensors:
         raise InvalidCheckpoint(f"it has no fc.weight in *.safetensors, so it is no head of {method}")

@@ -1,5 +1,6 @@
 """Loading of a draft head: its layers from its files, the rest of the model for which it drafts."""
 
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import UNSCALED
 from baton.engine.layers.attention import GroupedQueryAttention
 from baton.engine.layers.embedding import Embedding, load_table
-from baton.engine.layers.linear import Projection, load_fused, load_head, load_linear
+from baton.engine.layers.linear import Linear, Projection, load_fused, load_head, load_linear
 from baton.engine.layers.mlp import load_mlp
 from baton.engine.layers.norm import NO_NORM, Norm
 from baton.engine.layers.rotary import RotaryEmbedding
@@ -124,13 +125,18 @@ class HeadLoader:
         return RotaryEmbedding(self._config.rope, self._checkpoint.max_model_len, self._device)
 
     def _ends(self) -> Ends:
-        """Return the model's embedding and output layer; read anew if this rank has only a shard of them."""
-        embedding, output = self._target.embedding, self._target.head
+        """Return the model's embedding and output layer; read anew if this rank has only a shard of them.
+
+        They share the weights with the model's, without what LoRA adapters add for the requests of a step.
+        """
+        target, embedding, output = self._checkpoint.target, self._target.embedding, self._target.head
         if not self._target.has_head:
             raise UnsupportedModel(f"the model {self._checkpoint.engine.model} has no lm_head, so it generates nothing")
         if embedding.tensor.shard.size == 1:
-            return embedding, output
-        target = self._checkpoint.target
+            if isinstance(output, Linear):
+                output = copy(output)
+                output.addend = None
+            return Embedding(embedding.weight, embedding.tensor, target, embedding.dtype), output
         directory, prefixes = Path(self._checkpoint.engine.model), family_of(target.architecture).prefixes
         weights = self._open(directory, target, prefixes)
         ends = ModelLoader(weights, target, self._backend, ONE_RANK, None).ends()

@@ -7,15 +7,20 @@ import pytest
 
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar import Grammar, GrammarKind
+from baton.engine.layers.linear import Linear
+from baton.engine.models.causal_lm import CausalLM
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import Received
+from baton.engine.speculation.heads.draft_head import DraftHead
+from baton.engine.speculation.price import StepCost
 from tests.checkpoints import make_checkpoint
 from tests.draft_heads import random_head, repeating_head
 from tests.marks import slow_except
 from tests.unit.engine.grammar_rig import byte_tokenizer
 from tests.unit.engine.group_rig import Ranks
 from tests.unit.engine.speculation.draft_rig import acceptance, draft_freely, drafter_of, run_and_free
+from tests.unit.engine.speculation.free_drafts import FreeDrafts
 from tests.unit.engine.speculation.heads.head_rig import advance, drafts_of, head_engine, option, quiet_engine
 from tests.unit.engine.speculation.heads.test_head_model import request_of
 from tests.unit.engine.speculation.speculation_rig import assert_equal, copies, engine_of, run
@@ -23,6 +28,14 @@ from tests.unit.engine.speculation.test_draft_models import LONGEST, requests_of
 from tests.unit.engine.speculation.test_speculative_outputs import VOCAB
 from tests.unit.engine.tensor_rig import TensorRig
 from tests.unit.engine.test_async_scheduling import Clients
+
+
+class Forbidding(FreeDrafts):
+    """Times of steps in which no draft pays."""
+
+    def of(self, plain_s: float, sequence_s: float) -> StepCost:
+        return StepCost(1.0, 10.0, 10.0)
+
 
 SCARCE = 350_000  # bytes of KV
 KINDS = ("eagle3", "small eagle3", "eagle", "repeating")
@@ -91,7 +104,7 @@ def test_a_handover_begins_the_context_of_the_head(model: Path, heads: dict[str,
     engine.end_receive(request.request_id, Received(16))
     advance(engine, request, 18)
     assert request.token_ids[-1] == sampled
-    assert request.num_given_tokens == 16
+    assert request.num_without_states == 16
     assert drafts_of(engine, request, 2) == [sampled] * 2
     twin = drafter_of(engine).twins.of(request)
     assert twin is not None
@@ -101,7 +114,7 @@ def test_a_handover_begins_the_context_of_the_head(model: Path, heads: dict[str,
 def test_nothing_is_drafted_before_the_first_hidden_state(model: Path, heads: dict[str, Path]) -> None:
     engine = quiet_engine(model, "eagle", heads["repeating"])
     request = request_of("a", 9)
-    request.num_given_tokens = request.num_computed_tokens = 8
+    request.num_without_states = request.num_computed_tokens = 8
     assert drafter_of(engine).offer(request, 4) is None
 
 
@@ -197,6 +210,52 @@ def test_steps_are_launched_ahead_where_drafts_do_not_pay(model: Path, heads: di
     clients.run(at_once=4)
     assert clients.tokens == {name: outcome.token_ids for name, outcome in expected.items()}
     assert clients.num_launched_ahead > 5
+
+
+def test_hidden_states_are_kept_only_while_drafts_may_pay(model: Path, heads: dict[str, Path]) -> None:
+    """After a rest the head's context begins anew, for requests with a twin and without."""
+    engine = head_engine(model, "eagle", heads["repeating"])
+    assert engine.speculator is not None
+    engine.speculator._costs = Forbidding()
+    sampling = SamplingParams(temperature=1, seed=1, max_tokens=220, ignore_eos=True)
+    requests = [Request(RequestId(name), [5, 6, 7], 3, sampling) for name in "abc"]
+    expected = run(engine_of(model, False), copies(requests))
+    kept, stored = engine.runner.model.hidden_states, []  # type: ignore[union-attr]  # it is a CausalLM
+    store, kept.store = kept.store, lambda slots, states: (stored.append(len(slots)), store(slots, states))
+    outputs: dict[str, list[int]] = {name: [] for name in "abc"}
+    late = requests.pop()
+    for request in requests:
+        engine.add(request)
+    for step in range(1000):
+        if step == 40:
+            engine.add(late)
+        if step == 120:
+            assert 20 < len(stored) < 70
+            assert engine.stats().speculation.num_draft_tokens == 0
+            draft_freely(engine)
+        for output in engine.run(engine.schedule()).outputs:
+            outputs[output.request_id] += output.token_ids
+        engine.check_integrity()
+    assert outputs == {name: outcome.token_ids for name, outcome in expected.items()}
+    assert engine.stats().speculation.num_accepted_tokens > 0
+
+
+def test_adapters_do_not_change_the_model_s_layers_in_the_head(model: Path, heads: dict[str, Path]) -> None:
+    """What adapters add is planned for the rows of the model's step."""
+    engine = quiet_engine(model, "eagle", heads["eagle"])
+    request = request_of("a", 20)
+    engine.add(request)
+    advance(engine, request, 25)
+    drafts = drafts_of(engine, request, 4)
+    target = engine.runner.model
+    assert isinstance(target, CausalLM)
+    assert isinstance(target.head, Linear)
+    target.head.addend = lambda _, output: -output
+    assert drafts_of(engine, request, 4) == drafts
+    head = drafter_of(engine)._model
+    assert isinstance(head, DraftHead)
+    assert head._model.embedding is not target.embedding
+    assert head._model.embedding.weight is target.embedding.weight
 
 
 def test_without_a_head_no_hidden_states_are_kept(model: Path, heads: dict[str, Path]) -> None:

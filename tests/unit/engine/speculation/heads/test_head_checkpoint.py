@@ -55,6 +55,7 @@ def test_a_head_that_fits(tmp_path: Path) -> None:
         ({"hidden_size": 128}, "its hidden size is 128, but the model's 256; name a head that was trained for this"),
         ({"target_hidden_size": 512}, "its hidden size is 512, but the model's 256; name a head that was trained"),
         ({"vocab_size": 4000}, "its vocabulary has 4000 tokens, but the model's 4096; name a head that was trained"),
+        ({"num_hidden_layers": 0}, r"config\.json: num_hidden_layers must be from 1 to 4096, not 0"),
         ({"draft_vocab_size": 99}, "it drafts 99 of 4096 tokens, but has no d2t to tell which"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, r"must be 3 of the model's layers, 0 to 3.* not \[1, 2, 4\]"),
         ({"eagle_aux_hidden_state_layer_ids": None}, r"must be 3 of the model's layers, 0 to 3.* not \[1, 2, 2\]"),

@@ -58,10 +58,28 @@ def test_a_prefix_hit_shortens_the_context_of_the_head(model: Path, tmp_path: Pa
     for request in (first, second):
         engine.add(request)
         advance(engine, request, 34)
-        given = request.num_given_tokens
+        given = request.num_without_states
         assert (given > 0) == (request is second)
         states = combined(head, hidden_states(model, request.token_ids)[:3])[given:-1]
         assert drafts_of(engine, request, 4) == eagle3(model, head).draft(request.token_ids[given:], states, 4)
+
+
+@pytest.mark.parametrize("has_twin", [False, True])
+def test_a_rest_shortens_the_context_of_the_head(model: Path, tmp_path: Path, has_twin: bool) -> None:
+    head = random_head(model, tmp_path / "head", "eagle3")
+    engine = quiet_engine(model, "eagle3", head)
+    request = request_of("a", 20)
+    engine.add(request)
+    advance(engine, request, 25)
+    if has_twin:
+        drafts_of(engine, request, 4)
+    assert engine.speculator is not None
+    assert engine.speculator._rest is not None
+    engine.speculator._rest._num_left = 5
+    advance(engine, request, 34)
+    assert request.num_without_states == 29
+    states = combined(head, hidden_states(model, request.token_ids)[:3])[29:-1]
+    assert drafts_of(engine, request, 4) == eagle3(model, head).draft(request.token_ids[29:], states, 4)
 
 
 def test_hidden_states_are_those_of_the_last_admission(model: Path, tmp_path: Path) -> None:
