@@ -187,11 +187,14 @@ async def test_all_ranks_read_an_adapter_again(model: Path, tmp_path: Path) -> N
         assert it.follower.read == ["a", "b", "c", "a"]
         assert it.follower.dropped == [2, 3]
         it.follower.digest = "00"
-        errors = []
-        it.host.listen(lambda output: errors.extend(each.error for each in output.outputs if each.error is not None))
+        errors = asyncio.Queue[Exception]()
+        it.host.listen(
+            lambda output: [errors.put_nowait(each.error) for each in output.outputs if each.error is not None]
+        )
         await completed(it, request("2", random_tokens(20), "b"))
-        assert "'b' has left memory, and cannot be read again: " in str(errors[0])
-        assert "on the node of rank 1 than on that of rank 0" in str(errors[0])
+        error = str(await errors.get())  # outputs reach listeners after the request has ended
+        assert "'b' has left memory, and cannot be read again: " in error
+        assert "on the node of rank 1 than on that of rank 0" in error
         while [each.name for each in (await reported_adapters(watch)).adapters] != ["a", "c"]:
             pass
         watch.cancel()
