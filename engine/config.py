@@ -1,24 +1,26 @@
 """Configuration of an engine and its model: plain data, no torch."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
+from baton.engine.activation import MLPActivation
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.checkpoint.stored_quantization import StoredQuantization
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.execution.visible_gpus import visible_gpus
+from baton.engine.kv_heads import KVHeads
 from baton.engine.lora.config import DTYPES as LORA_DTYPES
 from baton.engine.lora.config import LoraConfig
 from baton.engine.mamba import Mamba2Config
 from baton.engine.mla import MLAConfig
+from baton.engine.moe import MoEConfig
+from baton.engine.offload.config import KINDS as OFFLOAD_KINDS
+from baton.engine.offload.config import OffloadConfig
 from baton.engine.rope import RopeConfig, yarn_mscale
 from baton.engine.speculation.config import SpeculationConfig
 from baton.engine.vision.config import VisionConfig
 from baton.settings.options import described, option
 from baton.settings.values import JsonText, OptionError
 
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]  # of a gated MLP
-MLPActivation = Activation | Literal["relu2"]  # relu2, the square of ReLU, is that of an MLP without a gate
 TOKENIZER = "tokenizer.json"
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 CHECKPOINT_TOKENS = 512  # default of state_checkpoint_tokens
@@ -151,6 +153,30 @@ class EngineConfig:
         "auto", "Type of the matrices of LoRA adapters; auto is the type of the activations.", choices=LORA_DTYPES
     )
 
+    weights_offload: str = option(
+        "none",
+        "Where weights are that do not fit into the memory of the device. disk, on CPUs: layers, or the experts of a "
+        "mixture, are read from a file for each step. host, on GPUs: layers are copied from the machine's memory.",
+        choices=OFFLOAD_KINDS,
+    )
+    weights_offload_dir: str | None = option(
+        None,
+        "Directory on a fast local disk for the file of weights_offload disk, which is as large as the weights and "
+        "written at the first start. Default: baton/weights in Hugging Face's assets cache.",
+    )
+    weights_memory_bytes: int | None = option(
+        None,
+        "Memory of a worker for weights with weights_offload; the layers that fit stay there. Default: on a CPU what "
+        "the KV cache leaves, on a GPU half of the memory that it may use.",
+        minimum=1,
+    )
+    expert_cache_bytes: int | None = option(
+        None,
+        "Part of weights_memory_bytes for the experts of a mixture with weights_offload disk; the most used ones stay "
+        "there. Default: what the other weights leave.",
+        minimum=1,
+    )
+
     def __post_init__(self) -> None:
         """Replace the device `auto` by the one it resolves to on this machine. Raises OptionError."""
         if self.allow_mixed_quantization and self.kv_cache_dtype in ("fp8", "fp8_e4m3"):
@@ -165,6 +191,7 @@ class EngineConfig:
             )
         SpeculationConfig.parse(self.speculative_config)
         self.lora.check()
+        self.offload.check()
         if self.device == "auto":
             object.__setattr__(self, "device", visible_gpus().auto_device)
 
@@ -178,6 +205,13 @@ class EngineConfig:
         """Options of LoRA adapters."""
         most = self.max_cpu_loras or 4 * self.max_loras
         return LoraConfig(self.enable_lora, self.max_loras, self.max_lora_rank, most, self.lora_dtype)
+
+    @property
+    def offload(self) -> OffloadConfig:
+        """Options of weights offload."""
+        return OffloadConfig(
+            self.weights_offload, self.weights_offload_dir, self.weights_memory_bytes, self.expert_cache_bytes
+        )
 
     @property
     def is_on_cpu(self) -> bool:
@@ -198,37 +232,6 @@ class EngineConfig:
     def batch_seqs(self) -> int:
         """Maximum number of requests in the batch."""
         return self.max_num_seqs or (64 if self.is_on_cpu else 256)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoEConfig:
-    """Mixture of experts: expert routing and the experts' sizes."""
-
-    num_experts: int
-    num_experts_per_token: int
-    intermediate_size: int
-    norm_topk_prob: bool = True
-    scoring: str = "softmax"  # softmax, sigmoid
-    score_correction_bias: bool = False  # added to the scores for routing only, not to the weights
-    num_groups: int = 1  # experts are chosen from the best `topk_groups` of these
-    topk_groups: int = 1
-    group_score_top: int = 2  # a group's score is the sum of this many of its best experts' scores
-    routed_scaling_factor: float = 1.0
-    shared_size: int = 0  # inner size of all shared experts together, which every token uses
-    has_shared_gate: bool = False  # the shared experts' output is scaled by a sigmoid
-    dense_layers: frozenset[int] = frozenset()  # layers with a dense MLP
-    activation: MLPActivation = "silu"
-    has_biases: bool = False  # in the router and in the experts
-    is_parallel: bool = False  # next to a dense MLP, each with norms of its own (Gemma 4)
-    weights_inputs: bool = False  # a token's weight multiplies its one expert's input instead of its output
-
-
-@dataclass(frozen=True, slots=True)
-class KVHeads:
-    """KV heads of a layer."""
-
-    count: int
-    width: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class Engine:
         loaded = load(config, allocate_pool, on_progress, group, tensor)
         self.model_config, self.layout, self.pool = loaded.config, loaded.layout, loaded.pool
         self.kv_parts, self.groups, self.cores = loaded.kv_parts, loaded.groups, loaded.cores
-        self.fingerprint, self.origin = loaded.fingerprint, loaded.origin
+        self.fingerprint, self.origin, self.weights_source = loaded.fingerprint, loaded.origin, loaded.weights_source
         self.vocabulary, self.generates, self.pooling = loaded.vocabulary, loaded.generates, loaded.pooling
         self.finish_rule = FinishRule(self.model_config.eos_token_ids, loaded.max_model_len)
         model = Rank0Model(loaded.model, tensor) if tensor is not None else loaded.model
@@ -139,10 +139,11 @@ class Engine:
         """Monotonic time from which on the watchdog counts the current turn; may be read from any thread.
 
         The turn may have begun earlier, when the multiplier was larger: it includes waits of any length for ranks. On a
-        CPU, large images take minutes: each layer of their encoder counts anew.
+        CPU, large images take minutes: each layer of their encoder counts anew, as does each read of offloaded weights.
         """
         waited_s = self.lockstep.resumed_s if self.lockstep is not None else 0.0
-        return waited_s if self.runner.images is None else max(waited_s, self.runner.images.encoder.progressed_s)
+        encoded_s = self.runner.images.encoder.progressed_s if self.runner.images is not None else 0.0
+        return max(waited_s, encoded_s, self.weights_source.counters.progressed_s)
 
     @property
     def waits_for_ranks(self) -> bool:
@@ -319,6 +320,7 @@ class Engine:
             speculation=self.speculator.counters.copy() if self.speculator else SpeculationCounters(),
             resident_adapters=self.adapters.resident(),
             adapter_load_s=self.adapters.load_s,
+            offload=replace(self.weights_source.counters),
         )
 
     def expert_figures(self) -> ExpertFigures | None:
@@ -335,6 +337,7 @@ class Engine:
             self.lockstep.close()
         if self.tensor is not None:
             self.tensor.close()
+        self.weights_source.close()
 
     def check_integrity(self) -> None:
         """Assert that every block is accounted for."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from baton.engine.errors import EngineError
 from baton.engine.grammar.figures import GrammarCounters
 from baton.engine.kv.prefix_pins import PinFigures
+from baton.engine.offload.counters import OffloadCounters
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.speculation.figures import SpeculationCounters
 
@@ -93,6 +94,7 @@ class EngineStats:
     grammars: GrammarCounters = field(default_factory=GrammarCounters)
     speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
     pins: PinFigures = field(default_factory=PinFigures)
+    offload: OffloadCounters = field(default_factory=OffloadCounters)
     resident_adapters: Sequence[str] = ()  # names of LoRA adapters that a step can use without a copy to the device
     adapter_load_s: float = 0.0  # of the last such copy; 0: there was none
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.checkpoint.weight_memory import weights_bytes
-from baton.engine.config import ModelConfig
+from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.kv.dtype import default_kv_bytes
 from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
 from baton.process.host_memory import HostMemory, in_gib
@@ -14,6 +14,7 @@ from baton.settings.values import OptionError
 from baton.worker.config import WorkerConfig
 
 MIB = 1 << 20
+WEIGHTS_SHARE = 0.9  # of the free memory, for KV and offloaded weights; the rest is for activations and libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
         if not engine.is_on_cpu:
             continue
         weights = weights_bytes(Path(engine.model), model, engine.quantization)
+        if engine.offload.memory_bytes is not None:
+            weights = min(weights, engine.offload.memory_bytes)
         if model.moe is not None:
             weights //= worker.group_size  # approximately: most weights are experts, which are spread over the group
         weights //= worker.nnodes
@@ -72,6 +75,19 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
             max(need.store_bytes, worker.kv_host_memory_bytes or 0),
         )
     return need
+
+
+def with_weights_memory(engine: EngineConfig, model: ModelConfig, free_bytes: int, num_workers: int) -> EngineConfig:
+    """Return the config with the memory for weights, if they are offloaded from a CPU and it is not set.
+
+    It is a worker's share of the free memory that its KV cache leaves; unset, if all weights fit.
+    """
+    if engine.offload.kind != "disk" or engine.offload.memory_bytes is not None:
+        return engine
+    left = int(free_bytes * WEIGHTS_SHARE) // num_workers - (engine.kv_cache_memory_bytes or 0)
+    if left >= weights_bytes(Path(engine.model), model, engine.quantization):
+        return engine
+    return replace(engine, weights_memory_bytes=max(left, 1))
 
 
 def with_kv_memory(config: WorkerConfig, memory: HostMemory) -> WorkerConfig:
@@ -89,6 +105,7 @@ def with_kv_memory(config: WorkerConfig, memory: HostMemory) -> WorkerConfig:
         token_bytes = draft.token_bytes if draft is not None else 0
         kv_bytes = default_kv_bytes(free_bytes, config.ranks_per_node, model, engine, token_bytes)
         engine = replace(engine, kv_cache_memory_bytes=kv_bytes)
+    engine = with_weights_memory(engine, model, memory.free_bytes - (config.kv_host_memory_bytes or 0), 1)
     sized = replace(config, engine=engine)
     memory_need([sized], model).check(memory)
     return sized

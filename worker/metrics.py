@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from baton.engine.grammar.figures import GrammarCounters
 from baton.engine.kv.prefix_pins import PinFigures
+from baton.engine.offload.counters import OffloadCounters
 from baton.engine.outputs import EngineStats, ExpertFigures
 from baton.engine.speculation.figures import SpeculationCounters
 from baton.kvtransfer.base import PeerId
@@ -107,6 +108,7 @@ class WorkerMetrics(Collector):
         yield self._counter("prefix_cache_hits", "Tokens found in the cache.", stats.num_cached_tokens)
         yield from self._of_grammars(stats.grammars)
         yield from self._of_drafts(stats.speculation)
+        yield from self._of_offload(stats.offload)
         yield self._counter("handovers", "Handovers received.", counters.handovers)
         yield self._counter("handover_bytes", "Bytes received by handovers.", counters.handover_bytes)
         yield self._counter("handover_failures", "Handovers that failed.", counters.handover_failures)
@@ -186,6 +188,17 @@ class WorkerMetrics(Collector):
         for position, count in enumerate(drafts.accepted_by_position):
             positions.add_metric([*self._labels.values(), str(position)], count)
         yield positions
+
+    def _of_offload(self, offload: OffloadCounters) -> Iterator[Family]:
+        """Yield the metrics of weights offload."""
+        read = "Bytes of weights that steps read from disk, or copied to a GPU."
+        yield self._counter("weights_offload_read_bytes", read, offload.num_read_bytes)
+        waited = "Seconds that steps waited for weights from disk."
+        yield self._counter("weights_offload_wait_seconds", waited, offload.waited_s)
+        hits = "Experts that a layer's step needed and found in memory."
+        yield self._counter("weights_offload_expert_hits", hits, offload.num_expert_hits)
+        misses = "Experts that a layer's step needed and read from disk."
+        yield self._counter("weights_offload_expert_misses", misses, offload.num_expert_misses)
 
     def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
         """Yield the metrics of an expert-parallel rank."""

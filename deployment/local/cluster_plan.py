@@ -30,7 +30,7 @@ from baton.settings.names import REGISTRY, Role, host_port
 from baton.settings.values import OptionError
 from baton.worker.config import WorkerConfig
 from baton.worker.device import require_gpus
-from baton.worker.memory import memory_need
+from baton.worker.memory import memory_need, with_weights_memory
 
 WORKER_HOST = "127.0.0.1"  # for KV reads over TCP
 RENDEZVOUS = "rendezvous"
@@ -241,14 +241,17 @@ def _engine(
         kv_cache_dtype(checkpoint.config, engine.kv_cache_dtype)
     except UnsupportedModel as error:
         raise OptionError(str(error)) from error
-    if "kv_cache_memory_bytes" in given or not engine.is_on_cpu:  # on a GPU the engine sizes its own cache
+    if not engine.is_on_cpu:  # the engine sizes its own cache
         return engine
     store_bytes = settings.worker.get("kv_host_memory_bytes") or 0
     assert isinstance(store_bytes, int)
-    free_bytes, draft = machine.memory_bytes - store_bytes, DraftCheckpoint.of(engine, checkpoint.config)
-    token_bytes = draft.token_bytes if draft is not None else 0
-    kv_bytes = default_kv_bytes(free_bytes, cluster.num_ranks, checkpoint.config, engine, token_bytes)
-    return replace(engine, kv_cache_memory_bytes=kv_bytes)
+    free_bytes = machine.memory_bytes - store_bytes
+    if "kv_cache_memory_bytes" not in given:
+        draft = DraftCheckpoint.of(engine, checkpoint.config)
+        token_bytes = draft.token_bytes if draft is not None else 0
+        kv_bytes = default_kv_bytes(free_bytes, cluster.num_ranks, checkpoint.config, engine, token_bytes)
+        engine = replace(engine, kv_cache_memory_bytes=kv_bytes)
+    return with_weights_memory(engine, checkpoint.config, free_bytes, cluster.num_ranks)
 
 
 def _parse_cores(text: str) -> tuple[int, ...]:

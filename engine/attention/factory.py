@@ -11,10 +11,11 @@ from baton.engine.attention.flashinfer import FlashInferAttention, is_made_for
 from baton.engine.attention.heads import AttentionHeads
 from baton.engine.attention.mixed_heads import MixedHeadsAttention
 from baton.engine.attention.torch_reference import TorchAttention
-from baton.engine.config import KVHeads, ModelConfig
+from baton.engine.config import ModelConfig
 from baton.engine.errors import UnsupportedModel
 from baton.engine.kv.dtype import kv_cache_dtype
 from baton.engine.kv.layout import torch_dtype
+from baton.engine.kv_heads import KVHeads
 
 try:
     from baton.engine.attention.native import NativeAttention

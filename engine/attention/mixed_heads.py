@@ -5,9 +5,9 @@ from torch import Tensor
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.kind import PLAIN, AttentionKind
 from baton.engine.attention.span import FULL
-from baton.engine.config import KVHeads
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.scales import UNSCALED, KVScales
+from baton.engine.kv_heads import KVHeads
 
 
 class MixedHeadsAttention:

@@ -12,6 +12,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.families.registry import family_of
 from baton.engine.families.tensor_names import replaced_kv
 
+LAYERS = "model.layers."
 HEAD_MODULE = "lm_head."
 OTHER_EMBEDDING = "embed_tokens_per_layer.weight"
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -32,8 +33,12 @@ def num_parameters(directory: Path, model: ModelConfig) -> int:
     return sum(_num_weights(tensor, model.stored_quantization) for tensor in _loaded(directory, model))
 
 
-def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None) -> int:
-    """Return the bytes that the whole model's weights take on a CPU. Raises InvalidCheckpoint.
+def weights_bytes(
+    directory: Path, model: ModelConfig, quantization: str | None, *, outside_of_layers: bool = False
+) -> int:
+    """Return the bytes that the whole model's weights take on a CPU, or those outside of its layers.
+
+    Raises InvalidCheckpoint.
 
     On a CPU, FP8 matrices are dequantised, embeddings are not quantised, and an output layer that shares the
     embedding's weights has a copy of them in its own layout; it is not rounded to int4. Packed matrices stay as large
@@ -45,6 +50,8 @@ def weights_bytes(directory: Path, model: ModelConfig, quantization: str | None)
     loaded = list(_loaded(directory, model))
     is_tied = model.tie_word_embeddings and not any(tensor.name.startswith(HEAD_MODULE) for tensor in loaded)
     for tensor in loaded:
+        if outside_of_layers and tensor.name.startswith(LAYERS):
+            continue
         count = _num_weights(tensor, model.stored_quantization)
         if _is_packed(tensor, model.stored_quantization) and quantization != "int8":
             packed_bytes += tensor.num_bytes

@@ -6,7 +6,8 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from baton.engine.checkpoint.gguf.types import PACKED
 from baton.engine.checkpoint.packed.lookup import PackedLookup, module_of
 from baton.engine.checkpoint.packed.scheme import NOT_PACKED
 from baton.engine.checkpoint.packed.stored_layout import PackedLayout, PackedMatrix, Wanted
+from baton.engine.checkpoint.placement import Placement
 from baton.engine.checkpoint.stored_matrix import WHOLE, Part, StoredMatrix, part_of_scales, scale_shapes
 from baton.engine.checkpoint.stored_quantization import SCALE_SUFFIXES, StoredQuantization
 from baton.engine.checkpoint.stored_tensor import StoredTensor, find_tensor
@@ -54,8 +56,14 @@ class Weights:
         quantization: str | None = None,
         stored_quantization: StoredQuantization | None = None,
         prefixes: Prefixes = (),
+        placement: Placement | None = None,
     ) -> None:
-        """prefixes: of names that the model has under others; see `under_model`."""
+        """prefixes: of names that the model has under others; see `under_model`.
+
+        placement: of the layers' weights; None: they stay where they are made.
+        """
+        self.placement: Placement | None = None  # within a layer
+        self._layer_placement = placement
         self.dtype = dtype
         self.device = device
         self.quantization = quantization  # as in EngineConfig
@@ -78,6 +86,19 @@ class Weights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors or name in self._packed
+
+    @contextmanager
+    def layer(self, index: int) -> Iterator[None]:
+        """Place the weights that are read in the block as those of a layer."""
+        placement = self._layer_placement
+        if placement is None:
+            yield
+            return
+        placement.begin_layer(index)
+        self.placement = placement
+        yield
+        self.placement = None
+        placement.end_layer()
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None, part: Part = WHOLE) -> Tensor:
         """Return a copy of a tensor of this shape, or of a part of it, on the model's device.

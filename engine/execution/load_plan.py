@@ -23,6 +23,7 @@ from baton.engine.kv.state_layout import check_recurrent
 from baton.engine.layers.weights.fp8_weight import products_of
 from baton.engine.lora.adaptable import check_adaptable
 from baton.engine.models.causal_lm import CausalLM
+from baton.engine.offload.check import check_offload
 from baton.engine.parallel.tensor_parallel import TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
@@ -48,6 +49,7 @@ class LoadPlan:
         check_recurrent(config, whole, shard.size, is_expert_parallel=is_expert_parallel)
         shard.check(whole)
         check_adaptable(config, whole, is_expert_parallel=is_expert_parallel)
+        check_offload(config, whole, shard.size, is_expert_parallel=is_expert_parallel)
         num_parts = shard.kv_parts(whole, config.kv_shards)
         groups = KVGroups.of(config, whole)
         try:

@@ -26,6 +26,7 @@ from baton.engine.kv.origin import KVOrigin, check_mixable, quantization_name
 from baton.engine.lora.adapted_linears import AdaptedLinears
 from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
+from baton.engine.offload.factory import WeightsSource, load_with_offload
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.pooling.config import PoolingConfig
@@ -52,6 +53,7 @@ class LoadedModel:
     origin: KVOrigin  # of the KV that it computes
     vocabulary: str  # digest of the tokenizer's tokens and ids; empty: there is no tokenizer
     cores: tuple[int, ...]  # cores that loaded the model and must compute it; empty: any
+    weights_source: WeightsSource
     generates: bool  # False for an embedding checkpoint without an output layer
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
     vision: VisionEncoder | None = None  # None: the model takes no images
@@ -111,19 +113,27 @@ def _load(
     size, is_measured = plan.size_beforehand(group)
     if tensor is not None:
         plan.agree(tensor, size)
-    may_record = tensor is None and group is None and not (config.is_on_cpu or config.enforce_eager)
-    model = load_model(
-        Path(config.model),
-        replace(plan.whole, max_model_len=size.max_model_len),
-        device,
-        plan.attention(),
-        _share_of(on_progress, 0.0, WEIGHTS_SHARE if may_record else 1.0),
-        group,
-        tensor or ONE_RANK,
-        config.quantization,
-        plan.groups,
-        config.lora,
+    is_eager = config.is_on_cpu or config.enforce_eager or config.offload.enabled
+    may_record = tensor is None and group is None and not is_eager
+    offloaded = load_with_offload(
+        config,
+        plan.whole,
+        weights_hash.revision,
+        lambda placement: load_model(
+            Path(config.model),
+            replace(plan.whole, max_model_len=size.max_model_len),
+            device,
+            plan.attention(),
+            _share_of(on_progress, 0.0, WEIGHTS_SHARE if may_record else 1.0),
+            group,
+            tensor or ONE_RANK,
+            config.quantization,
+            plan.groups,
+            config.lora,
+            placement,
+        ),
     )
+    model = offloaded.model
     draft = DraftWeights.load(plan.draft, device) if plan.draft is not None and plan.shard.rank == 0 else None
     records = may_record and can_be_recorded(model)
     if is_measured:
@@ -147,6 +157,7 @@ def _load(
         origin,
         vocabulary_digest(Path(config.tokenizer_directory)),
         cores,
+        offloaded.source,
         generates=model.has_head,
         vision=model.vision,
         adapted=model.adapted,

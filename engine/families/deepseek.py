@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.families.base import Family
 from baton.engine.families.experts import only, read_corrected_experts, read_num_experts
 from baton.engine.families.options import LAYER_TYPES, unsupported
 from baton.engine.mla import IndexerConfig, MLAConfig
+from baton.engine.moe import MoEConfig
 
 INDEXED = ("indexed_attention", "deepseek_sparse_attention")  # transformers' name, and its older one
 

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
+from baton.engine.moe import MoEConfig
 
 THETA, EPS = 5e5, 1e-5  # defaults
 NAMES = ExpertNames(correction_bias="moe_statics.e_score_correction_bias", correction_bias_is_row=True)

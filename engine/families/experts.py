@@ -1,8 +1,8 @@
 """Mixture of experts in a config.json: what families have in common."""
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.config import MoEConfig
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.moe import MoEConfig
 
 NUM_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
 

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 from baton.engine.attention.span import FULL
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.config import KVHeads, ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.gemma import GEMMA3_TEXT, SANDWICH, read_cap, read_gelu
 from baton.engine.families.options import LATER_TOKENS, unsupported
 from baton.engine.families.spans import SIZES, SLIDING, WHOLE, read_local_rope, read_spans
 from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.kv_heads import KVHeads
+from baton.engine.moe import MoEConfig
 from baton.engine.rope import RopeConfig
 
 PERIOD = 6  # without layer_types, every sixth layer attends to the whole context, and so does the last one

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_corrected_experts
 from baton.engine.families.tensor_names import NormNames, TensorNames
+from baton.engine.moe import MoEConfig
 
 READS = frozenset({"attention_bias", "partial_rotary_factor"})
 HEAD_DIM, PARTIAL, EPS = 128, 0.5, 1.5625e-7  # defaults

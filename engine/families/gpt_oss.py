@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_num_experts
 from baton.engine.families.options import unsupported
 from baton.engine.families.spans import SLIDING, WHOLE, read_spans
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
+from baton.engine.moe import MoEConfig
 
 CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # the only ones that are implemented
 

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_num_experts
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
+from baton.engine.moe import MoEConfig
 
 MULTIPLIERS = frozenset({"embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"})
 MIN_DIVISOR = 1e-6

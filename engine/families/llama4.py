@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.experts import read_num_experts
 from baton.engine.families.options import unsupported
 from baton.engine.families.smollm3 import read_unrotated_layers
 from baton.engine.families.spans import CHUNKED, WHOLE, read_spans
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
+from baton.engine.moe import MoEConfig
 from baton.engine.rope import RopeConfig
 
 TUNING = "attn_temperature_tuning"

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import only, read_num_experts
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
+from baton.engine.moe import MoEConfig
 
 NAMES = ExpertNames(
     block="block_sparse_moe", correction_bias="e_score_correction_bias", gate="w1", up="w3", down="w2"

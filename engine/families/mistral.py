@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import LANGUAGE_MODEL, Family
 from baton.engine.families.experts import only, read_num_experts
 from baton.engine.families.spans import USUAL_WINDOW, read_window
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
+from baton.engine.moe import MoEConfig
 
 TEXT_MODELS = ("mistral", "ministral3")
 

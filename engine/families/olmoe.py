@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_num_experts
+from baton.engine.moe import MoEConfig
 
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:

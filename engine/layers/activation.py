@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from baton.engine.config import MLPActivation
+from baton.engine.activation import MLPActivation
 from baton.engine.ops.factory import ops_for
 
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from baton.engine.checkpoint.stacked_matrices import StackedMatrices
 from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all
-from baton.engine.config import MoEConfig
 from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.experts import Expert
-from baton.engine.layers.linear import Linear
+from baton.engine.layers.linear import Linear, placed
 from baton.engine.layers.weights.fp8_weight import fp8_weight
 from baton.engine.layers.weights.grouped_weight import grouped_weight
+from baton.engine.moe import MoEConfig
 from baton.engine.parallel.tensor_shard import TensorShard
 
 
@@ -65,7 +65,7 @@ class ExpertReader:
         *firsts, last = names
         gate_up = peek_all(self._weights, firsts, [size] * len(firsts), hidden, wanted=[(ours,)] * len(firsts))
         down = peek_all(self._weights, [last], [hidden], size, wanted=[(slice(None), ours)])
-        return Expert(self._linear(gate_up), self._linear(down), self._activation)
+        return Expert(self._linear(expert, gate_up), self._linear(expert, down), self._activation)
 
     def _read_fused(self, expert: int) -> Expert:
         every, rows = slice(None), self._gate_up_rows()
@@ -76,7 +76,8 @@ class ExpertReader:
             first, second = (self._bias(each) for each in (self._gate_up, self._down))
             taken = [self._weights.take(*first, part=(expert, each)) for each in rows]
             biases = [torch.cat(taken), self._weights.take(*second, part=(expert,)) if self._is_first else None]
-        return Expert(self._linear(gate_up, biases[0]), self._linear(down, biases[1]), self._activation)
+        linears = self._linear(expert, gate_up, biases[0]), self._linear(expert, down, biases[1])
+        return Expert(*linears, self._activation)
 
     def _gate_up_rows(self) -> tuple[slice, slice]:
         """Return the stored rows of this rank's gate and up."""
@@ -85,16 +86,20 @@ class ExpertReader:
             return slice(2 * ours.start, 2 * ours.stop, 2), slice(2 * ours.start + 1, 2 * ours.stop, 2)
         return ours, slice(ours.start + size, ours.stop + size)
 
-    def _linear(self, parts: Sequence[Stored], bias: Tensor | None = None) -> Linear:
+    def _linear(self, expert: int, parts: Sequence[Stored], bias: Tensor | None = None) -> Linear:
         """Build a Linear. Experts have few rows each: for them oneDNN's layout is slower than the plain one in fp32,
         and faster in bf16 where the native products are not available.
         """
         weights = self._weights
-        stored = fp8_weight(weights, parts, is_expert=True) or grouped_weight(weights, parts)
-        if stored is not None:
-            return Linear(stored, bias)
-        packed, quantization = weights.dtype != torch.float32, weights.quantization
-        return Linear(join(weights, parts), bias, packed=packed, quantization=quantization, is_owned=True)
+
+        def make() -> Linear:
+            stored = fp8_weight(weights, parts, is_expert=True) or grouped_weight(weights, parts)
+            if stored is not None:
+                return Linear(stored, bias)
+            packed, quantization = weights.dtype != torch.float32, weights.quantization
+            return Linear(join(weights, parts), bias, packed=packed, quantization=quantization, is_owned=True)
+
+        return placed(weights, make, bias, expert)
 
     def _expect(self) -> None:
         if self._is_fused:

@@ -5,7 +5,6 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.checkpoint.weights import Weights
-from baton.engine.config import MoEConfig
 from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.expert_pairs.choice import (
     MOST_EXPERTS,
@@ -16,6 +15,7 @@ from baton.engine.layers.expert_pairs.choice import (
 )
 from baton.engine.layers.experts import ROW_TILE
 from baton.engine.layers.weights.panel_weight import SingleWeight, can_have_panels
+from baton.engine.moe import MoEConfig
 
 try:
     from baton.engine.native.layer_ops import ChoiceRule, choose_experts

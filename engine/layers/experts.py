@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.engine.config import MLPActivation
+from baton.engine.activation import MLPActivation
 from baton.engine.layers.activation import activated
 from baton.engine.layers.expert_pairs.products import is_served, products_for
 from baton.engine.layers.linear import Linear, gated_weights
@@ -156,6 +156,11 @@ class Experts:
     def take(self, prepared: PreparedExperts) -> None:
         """Switch to prepared experts."""
         self._current = prepared
+
+    def wrap_products(self, wrap: Callable[[Products], Products]) -> None:
+        """Compute all experts by what `wrap` makes of the present products, with the same results."""
+        current = self._current
+        self.take(PreparedExperts(current.slots, wrap(current.products)))
 
     @property
     def row_tile(self) -> int:

@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from baton.engine.checkpoint.placement import WeightForm
 from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all, stack
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
+from baton.engine.layers.weights.forms import form_of, unknown_layout, weight_of
 from baton.engine.layers.weights.fp8_weight import StoredWeight, fp8_weight
 from baton.engine.layers.weights.grouped_weight import GroupedWeight, grouped_weight
 from baton.engine.layers.weights.int4_weight import group_of, int4_matrix
@@ -61,6 +63,13 @@ class Linear:
         """Return [num_tokens, out_features] for x [num_tokens, in_features]."""
         output = self._product(x)
         return output if self.addend is None else self.addend(x, output)
+
+    @property
+    def weight_form(self) -> WeightForm:
+        """The weight as plain data. Raises UnsupportedModel for one in oneDNN's layout."""
+        if self.is_packed:
+            raise unknown_layout()
+        return form_of(self.weight if self.form is None else self.form)
 
     def _product(self, x: Tensor) -> Tensor:
         if self.form is not None:
@@ -224,10 +233,25 @@ def make_linear(
 
     FP8 matrices stay in FP8 if the device supports it, and packed ones stay in groups; the others get `quantization`.
     """
-    weight = fp8_weight(weights, parts) or grouped_weight(weights, parts)
-    if weight is not None:
-        return Linear(weight, bias)
-    return Linear(join(weights, parts), bias, quantization=quantization, is_owned=True)
+
+    def make() -> Linear:
+        weight = fp8_weight(weights, parts) or grouped_weight(weights, parts)
+        if weight is not None:
+            return Linear(weight, bias)
+        return Linear(join(weights, parts), bias, quantization=quantization, is_owned=True)
+
+    return placed(weights, make, bias)
+
+
+def placed(weights: Weights, make: Callable[[], Linear], bias: Tensor | None, expert: int | None = None) -> Linear:
+    """Return the Linear that `make` returns, with its weight where layers' weights are kept; the bias stays.
+
+    expert: number of the expert that it belongs to.
+    """
+    if weights.placement is None:
+        return make()
+    form = weights.placement.place(lambda: make().weight_form, expert)
+    return Linear(weight_of(form, weights.dtype), bias, packed=False)
 
 
 def _can_pack(weight: Tensor) -> bool:

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from baton.engine.activation import MLPActivation
 from baton.engine.checkpoint.weights import Weights
-from baton.engine.config import MLPActivation
 from baton.engine.layers.activation import activated
 from baton.engine.layers.linear import Linear, Projection, gated_weights, load_fused, load_partial, load_slices, summed
 from baton.engine.parallel.tensor_parallel import TensorRanks

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.weights import Weights
-from baton.engine.config import MoEConfig
 from baton.engine.experts.dispatch import ExpertExchange, LocalExchange
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.experts.permutation import ExpertRows, rows_by_slot, weighted_sum
@@ -18,6 +17,7 @@ from baton.engine.layers.expert_routing import ExpertChoice, load_choice
 from baton.engine.layers.experts import ROW_TILE, Experts
 from baton.engine.layers.linear import Projection
 from baton.engine.layers.mlp import MLP, load_partial_mlp
+from baton.engine.moe import MoEConfig
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import AttentionBackend
+from baton.engine.checkpoint.placement import Placement
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch, PooledOutput
@@ -52,10 +53,12 @@ def load_model(
     quantization: str | None = None,
     groups: KVGroups | None = None,
     lora: LoraConfig | None = None,
+    placement: Placement | None = None,
 ) -> CausalLM:
     """Load a checkpoint's weights into a model that uses `attention` in every layer.
 
-    groups: KV groups of the layers; default is one. lora: default is without adapters.
+    groups: KV groups of the layers; default is one. lora: default is without adapters. placement: of the layers'
+    weights; default: they stay in the device's memory.
 
     `on_progress` receives the fraction loaded, up to 1. With a group no experts are read: it places them when it forms.
     A tensor-parallel rank reads only its shard. Raises InvalidCheckpoint naming a tensor that is missing, unexpected or
@@ -65,7 +68,7 @@ def load_model(
     check_quantization(quantization, device)
     dtype, stored = torch_dtype(config.dtype), config.stored_quantization
     prefixes = family_of(config.architecture).prefixes
-    weights = Weights(directory, dtype, device, on_progress, quantization, stored, prefixes)
+    weights = Weights(directory, dtype, device, on_progress, quantization, stored, prefixes, placement)
     with torch.inference_mode():
         model = ModelLoader(weights, config, attention, tensor, group, groups).load()
         if lora is not None and lora.enabled:

@@ -1,6 +1,7 @@
 """One layer of a decoder-only model, composed of the parts in which the families differ."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,8 @@ class Attention(Protocol):
         """Return the attention output for x [num_tokens, hidden], in the same shape."""
         ...
 
+
+RESIDENT = nullcontext()  # of a layer whose weights are always in memory
 
 # MLP or mixture of experts: [num_tokens, hidden] to the same shape.
 FeedForward = Callable[[Tensor], Tensor]
@@ -39,6 +42,7 @@ class DecoderLayer:
     after_feed_forward: Norm = NO_NORM
     multiplier: float = 1.0  # of both outputs before they are added to the residual stream
     end: LayerEnd | None = None
+    residency: AbstractContextManager[None] = RESIDENT  # has the layer's weights in memory while it computes
 
     def __call__(
         self,
@@ -54,6 +58,18 @@ class DecoderLayer:
         x: residual stream; addend: output of the previous layer, not added yet. Both may be overwritten. The next norm
         fuses the addition. own: the layer's own input, [num_tokens, layer_input_size].
         """
+        with self.residency:
+            return self._computed(x, addend, rotation, layer_cache, batch, own)
+
+    def _computed(
+        self,
+        x: Tensor,
+        addend: Tensor | None,
+        rotation: Rotation,
+        layer_cache: Tensor,
+        batch: Batch,
+        own: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
         if self.attention is not None:
             x, normed = self.before_attention.add(x, addend)
             addend = self._scaled(self.after_attention(self.attention(normed, rotation, layer_cache, batch)))

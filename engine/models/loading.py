@@ -69,7 +69,7 @@ class ModelLoader:
         rows = tensor.shard.of(config.vocab_size)
         table = load_table(weights, config, rows)
         layer_inputs = load_layer_inputs(weights, config, tensor)
-        layers = [self._layer(index) for index in range(config.num_layers)]
+        layers = [self._placed_layer(index) for index in range(config.num_layers)]
         without_kv = config.layers_without_attention.union(self._recurrent)
         head: Projection
         if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
@@ -109,6 +109,10 @@ class ModelLoader:
             for rope in set(ropes)
         }
         return [made[rope] for rope in ropes]
+
+    def _placed_layer(self, index: int) -> DecoderLayer:
+        with self._weights.layer(index):
+            return self._layer(index)
 
     def _layer(self, index: int) -> DecoderLayer:
         prefix, norms = f"model.layers.{index}", self._names.norms

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.engine.config import Activation
+from baton.engine.activation import Activation
 
 
 class Rotation:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.engine.config import Activation
+from baton.engine.activation import Activation
 from baton.engine.ops.base import HeadNorms, Rotation
 from baton.engine.ops.torch_ops import TorchOps
 from baton.extras import FLASHINFER

@@ -5,7 +5,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from baton.engine.config import Activation
+from baton.engine.activation import Activation
 from baton.engine.native.layer_ops import Bfloat16Ops, Float32Ops, instruction_sets
 from baton.engine.ops.base import HeadNorms, Rotation
 from baton.engine.ops.head_norms import norm_heads

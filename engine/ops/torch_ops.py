@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from baton.engine.config import Activation
+from baton.engine.activation import Activation
 from baton.engine.ops.base import HeadNorms, Rotation
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # GPT-OSS

@@ -29,6 +29,7 @@ PANELS = {
         *("enable_eplb", "num_redundant_experts", "eplb_step_interval", "eplb_num_nodes", "min_expert_ranks"),
         *("rendezvous", "group", "group_port"),
     ),
+    "Weights offload": ("weights_offload", "weights_offload_dir", "weights_memory_bytes", "expert_cache_bytes"),
     "KV cache": (
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "prefill_kv_cache_memory_bytes"),
         *("decode_kv_cache_memory_bytes", "kv_cache_dtype", "block_size", "enable_prefix_caching"),

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from baton.engine.config import Activation
+from baton.engine.activation import Activation
 from baton.engine.ops.base import HeadNorms, LayerOps, Rotation
 from baton.engine.ops.factory import ops_for
 from baton.engine.ops.flashinfer_ops import FlashInferOps

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_num_experts
 from baton.engine.families.granite import MULTIPLIERS, read_multipliers
 from baton.engine.families.mamba.layers import MAMBA, expanded, read_types, with_mixers
 from baton.engine.families.options import LAYER_TYPES
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
+from baton.engine.moe import MoEConfig
 
 SHARED, FUSED, DOWN = "shared_mlp", "input_linear", "output_linear"
 EXPERTS = ExpertNames(

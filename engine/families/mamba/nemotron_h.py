@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from baton.engine.checkpoint.json_object import JsonObject, shown
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.errors import InvalidCheckpoint
 from baton.engine.families.base import Family
 from baton.engine.families.experts import only, read_corrected_experts
 from baton.engine.families.mamba.layers import ATTENTION, MAMBA, MixerKeys, read_types, with_mixers
 from baton.engine.families.options import refuse_window, unsupported
 from baton.engine.families.tensor_names import ExpertNames, NormNames, TensorNames
+from baton.engine.moe import MoEConfig
 
 TYPES, PATTERN, LAYERS = "layers_block_type", "hybrid_override_pattern", "num_hidden_layers"
 MLP, EXPERTS = "mlp", "moe"

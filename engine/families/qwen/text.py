@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from baton.engine.attention.span import AttentionSpan
 from baton.engine.checkpoint.json_object import JsonObject
-from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.config import ModelConfig
 from baton.engine.families.base import Family
 from baton.engine.families.experts import read_num_experts
 from baton.engine.families.spans import SLIDING, USUAL_WINDOW, WHOLE, read_spans
 from baton.engine.families.tensor_names import ExpertNames, TensorNames
+from baton.engine.moe import MoEConfig
 
 READS = frozenset({"attention_bias", "layer_types"})
 

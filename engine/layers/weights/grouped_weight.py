@@ -13,6 +13,7 @@ from torch import Tensor
 from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix
 from baton.engine.checkpoint.packed.stored_layout import PackedMatrix
 from baton.engine.checkpoint.weights import Stored, Weights, join
+from baton.engine.layers.weights.fp8_weight import StoredWeight
 from baton.engine.layers.weights.native_groups import NativeGroups, has_native_product
 from baton.engine.layers.weights.panel_weight import PairedWeight, can_have_panels
 
@@ -29,9 +30,9 @@ class GroupedWeight:
     other rows, except with AMX and without Baton's compiled products.
     """
 
-    def __init__(self, matrix: GroupedMatrix, dtype: torch.dtype) -> None:
-        """dtype: that of activations and results."""
-        self.native = NativeGroups(matrix) if has_native_product(matrix, dtype) else None
+    def __init__(self, matrix: GroupedMatrix, dtype: torch.dtype, order: Tensor | None = None) -> None:
+        """dtype: that of activations and results; order: see NativeGroups."""
+        self.native = NativeGroups(matrix, order=order) if has_native_product(matrix, dtype) else None
         self.matrix = matrix if self.native is None else self.native.matrix
         self.dtype = dtype
         self.out_features, self.in_features = matrix.shape
@@ -68,13 +69,13 @@ class PlainWeight:
 
     def __init__(self, weight: Tensor) -> None:
         """weight: [out_features, in_features], which is taken over."""
-        self._panels = PairedWeight(weight, is_owned=True) if can_have_panels(weight) else None
-        self.values = weight if self._panels is None else self._panels.panels
+        self.panels = PairedWeight(weight, is_owned=True) if can_have_panels(weight) else None
+        self.values = weight if self.panels is None else self.panels.panels
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features]."""
-        if self._panels is not None:
-            return self._panels(x, bias)
+        if self.panels is not None:
+            return self.panels(x, bias)
         padded = x if x.is_cuda else F.pad(x, (0, 0, 0, -len(x) % ROW_TILE))  # a row's bits do not depend on others
         return F.linear(padded, self.values, bias)[: len(x)]
 
@@ -82,7 +83,7 @@ class PlainWeight:
 class JoinedWeight:
     """Weights of the same input whose outputs are concatenated, as parts of a fused projection stored differently."""
 
-    def __init__(self, parts: Sequence[GroupedWeight | PlainWeight]) -> None:
+    def __init__(self, parts: Sequence[StoredWeight]) -> None:
         self.parts = parts
 
     @property

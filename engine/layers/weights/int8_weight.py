@@ -41,27 +41,35 @@ class Int8Weight:
 class Int8PanelWeight(PanelWeight):
     """Int8Weight with native products, for bf16 activations: quantised, multiplied and scaled in one call."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, panels: Tensor, scales: Tensor, offsets: Tensor, out_features: int) -> None:
+        """scales, offsets: of each output, with those that fill the last panel."""
+        in_features = panels.shape[1] * panels.shape[3]
+        super().__init__(panels, out_features, in_features, scales.data_ptr(), offsets.data_ptr())
+        self.scales = scales
+        self.offsets = offsets
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "Int8PanelWeight":
         """Quantise a copy of a weight [out_features, in_features]."""
         out_features, in_features = weight.shape
         num_panels = -(-out_features // COLUMNS)
         panels = torch.zeros(num_panels, in_features // 4, COLUMNS, 4, dtype=torch.int8)
-        self._scales = torch.zeros(num_panels * COLUMNS)
-        self._offsets = torch.zeros(num_panels * COLUMNS, dtype=torch.int32)
-        self._scales[:out_features] = _row_scales(weight)
+        scales = torch.zeros(num_panels * COLUMNS)
+        offsets = torch.zeros(num_panels * COLUMNS, dtype=torch.int32)
+        scales[:out_features] = _row_scales(weight)
         for rows in _some_rows(weight):
-            part = _quantised(weight[rows], self._scales[rows])
-            self._offsets[rows] = part.sum(1, dtype=torch.int32) * 128  # tokens are stored as uint8 around 128
+            part = _quantised(weight[rows], scales[rows])
+            offsets[rows] = part.sum(1, dtype=torch.int32) * 128  # tokens are stored as uint8 around 128
             whole = F.pad(part, (0, 0, 0, -len(part) % COLUMNS)).view(torch.int32).view(-1, COLUMNS, in_features // 4)
             first = rows.start // COLUMNS
             panels.view(torch.int32).squeeze(3)[first : first + len(whole)] = whole.transpose(1, 2)
-        super().__init__(panels, out_features, in_features, self._scales.data_ptr(), self._offsets.data_ptr())
+        return cls(panels, scales, offsets, out_features)
 
 
 def int8_weight(weight: Tensor) -> Int8Weight | Int8PanelWeight:
     """Quantise a weight in the form that is fastest on this machine. Raises UnsupportedModel if it has no product."""
     if can_have_panels(weight, inputs_of_unit=4):
-        return Int8PanelWeight(weight)
+        return Int8PanelWeight.of(weight)
     if not _has_onednn_products():
         raise UnsupportedModel(
             f"quantization int8 of a weight {list(weight.shape)} in {weight.dtype} needs a CPU with VNNI: without "

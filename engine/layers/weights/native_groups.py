@@ -30,9 +30,12 @@ class NativeGroups:
     by group, and the inputs likewise at each product.
     """
 
-    def __init__(self, matrix: GroupedMatrix, instructions: str | None = None) -> None:
-        """matrix: one that `has_native_product`. instructions: instruction set; default: the fastest."""
-        self.order: Tensor | None = None
+    def __init__(self, matrix: GroupedMatrix, instructions: str | None = None, order: Tensor | None = None) -> None:
+        """matrix: one that `has_native_product`; instructions: instruction set, by default the fastest.
+
+        order: places of the columns of a matrix that is sorted already.
+        """
+        self.order = order
         if matrix.groups is not None:
             self.order = matrix.groups.argsort(stable=True).to(torch.int32)
             matrix = matrix.sorted(self.order)

@@ -52,6 +52,11 @@ class PanelWeight:
         self.in_features = in_features
         self.product = Product(instructions, panels.data_ptr(), out_features, in_features, inputs_of_unit, *of_outputs)
 
+    @property
+    def values(self) -> Tensor:
+        """The panels."""
+        return self.panels
+
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features] bf16."""
         assert x.dtype == torch.bfloat16

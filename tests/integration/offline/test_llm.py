@@ -193,3 +193,13 @@ def test_a_closed_llm_takes_no_calls() -> None:
     made.close()
     with pytest.raises(Ended, match="closed"):
         made.generate("a")
+
+
+def test_weights_from_a_disk_give_the_same_tokens(tmp_path: Path) -> None:
+    """Prefill and decode workers lay one file out, and hand KV over."""
+    with LLM(dtype="bfloat16", kv_cache_memory_bytes="64MiB") as made:
+        expected = tokens(made, PROMPTS[:6])
+    offloaded = {"weights_offload": "disk", "weights_offload_dir": str(tmp_path), "weights_memory_bytes": "6MiB"}
+    with LLM(dtype="bfloat16", kv_cache_memory_bytes="64MiB", **offloaded) as made:
+        assert tokens(made, PROMPTS[:6]) == expected
+    assert len(list(tmp_path.glob("*.weights"))) == 1

@@ -18,7 +18,7 @@ from baton.process.host_memory import HostMemory
 from baton.settings.names import Role
 from baton.settings.values import OptionError, parse_json
 from baton.worker.config import WorkerConfig
-from baton.worker.memory import memory_need, with_kv_memory
+from baton.worker.memory import memory_need, with_kv_memory, with_weights_memory
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.fp8_writer import FORMATS, write_fp8
 
@@ -40,6 +40,12 @@ def test_weights_are_counted_in_the_compute_dtype() -> None:
     assert weights_bytes(BUNDLED, replace(MODEL, dtype="float32"), None) == 4 * (count + embedding)
     assert weights_bytes(BUNDLED, replace(MODEL, dtype="float16"), None) == 2 * (count + embedding)
     assert weights_bytes(BUNDLED, MODEL, "int8") == count + 2 * embedding, "the embedding itself stays in bfloat16"
+
+
+def test_weights_outside_of_layers_are_embedding_and_output_layer() -> None:
+    embedding, norm = MODEL.vocab_size * MODEL.hidden_size, MODEL.hidden_size
+    assert weights_bytes(BUNDLED, MODEL, None, outside_of_layers=True) == 2 * (2 * embedding + norm)
+    assert weights_bytes(BUNDLED, MODEL, "int8", outside_of_layers=True) == 3 * embedding + norm
 
 
 def test_weights_in_fp8_are_counted_as_they_are_dequantised(tmp_path: Path) -> None:
@@ -140,3 +146,25 @@ def test_the_store_in_host_memory_is_counted_once() -> None:
         for size in (None, GIB)
     )
     assert (stored.engine.kv_cache_memory_bytes or 0) < (plain.engine.kv_cache_memory_bytes or 0)
+
+
+def offloaded(kv_bytes: int | None = None, weights_bytes: int | None = None) -> WorkerConfig:
+    plain = worker(kv_bytes)
+    engine = replace(plain.engine, weights_offload="disk", weights_memory_bytes=weights_bytes)
+    return replace(plain, engine=engine)
+
+
+def test_offloaded_weights_count_up_to_their_memory() -> None:
+    assert memory_need([offloaded(weights_bytes=MIB)], MODEL).weights_bytes == MIB
+    assert memory_need([offloaded(weights_bytes=GIB)], MODEL).weights_bytes == weights_bytes(BUNDLED, MODEL, None)
+
+
+def test_offloaded_weights_get_what_the_kv_cache_leaves() -> None:
+    sized = with_kv_memory(offloaded(128 * MIB), HostMemory(150 * MIB, is_limited=False))
+    assert sized.engine.weights_memory_bytes == 7 * MIB
+    plenty = with_kv_memory(offloaded(128 * MIB), HostMemory(GIB, is_limited=False))
+    assert plenty.engine.weights_memory_bytes is None, "all of them fit"
+    shared = with_weights_memory(offloaded(32 * MIB).engine, MODEL, 80 * MIB, num_workers=2)
+    assert shared.weights_memory_bytes == 4 * MIB
+    plain = with_weights_memory(worker(32 * MIB).engine, MODEL, 80 * MIB, num_workers=2)
+    assert plain.weights_memory_bytes is None

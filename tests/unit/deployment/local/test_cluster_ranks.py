@@ -7,7 +7,7 @@ import pytest
 
 from baton.deployment.local.cluster_config import ClusterConfig
 from baton.deployment.ray.process import worker_process
-from baton.engine.config import MoEConfig
+from baton.engine.moe import MoEConfig
 from baton.settings.values import OptionError
 from tests.unit.deployment.local.test_cluster_config import CHECKPOINT, MACHINE, MODEL, by_id, plan, settings
 from tests.unit.deployment.ray.test_ray_settings import NODE

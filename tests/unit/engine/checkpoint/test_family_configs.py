@@ -9,8 +9,8 @@ import pytest
 from baton.engine.checkpoint.model_config import (
     read_model_config,
 )
-from baton.engine.config import KVHeads
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
+from baton.engine.kv_heads import KVHeads
 from baton.engine.mla import IndexerConfig
 from tests.unit.engine.checkpoint.small_configs import DEEPSEEK_V2, GEMMA4, LLAMA, PHI4_MINI, QWEN3_MOE, write
 

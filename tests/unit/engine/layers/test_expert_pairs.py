@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.config import MoEConfig
 from baton.engine.experts.dispatch import LocalExchange
 from baton.engine.layers import expert_routing, experts
 from baton.engine.layers.expert_pairs import choice, products
@@ -29,6 +28,7 @@ from baton.engine.layers.expert_routing import ExpertChoice
 from baton.engine.layers.experts import Expert, Experts
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.moe import DeviceExchange, MoE
+from baton.engine.moe import MoEConfig
 from baton.engine.parallel.tensor_parallel import OneRank
 from tests.paged_model import CPU
 

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from baton.engine.config import MoEConfig
 from baton.engine.layers.expert_routing import ExpertChoice, choose_experts
+from baton.engine.moe import MoEConfig
 
 needs_compiled = pytest.mark.skipif(choose_experts is None, reason="nothing was compiled when this was installed")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("baton.engine.native.layer_ops", reason="nothing was compiled when this was installed")
 
-from baton.engine.config import Activation
+from baton.engine.activation import Activation
 from baton.engine.native.layer_ops import Float32Ops, instruction_sets
 from baton.engine.ops.base import HeadNorms, LayerOps, Rotation
 from baton.engine.ops.factory import ops_for

@@ -1,0 +1,57 @@
+"""Parallel reads of units into memory."""
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from baton.engine.offload.address_space import AddressSpace
+from baton.engine.offload.counters import OffloadCounters
+from baton.engine.offload.layout import Unit, total_bytes
+from baton.engine.offload.weights_file import WeightsFile
+
+THREADS = 4  # reads at once
+
+
+@dataclass(frozen=True, slots=True)
+class UnitReads:
+    """Reads in flight."""
+
+    futures: Sequence[Future[None]]
+    counters: OffloadCounters
+
+    def wait(self) -> None:
+        """Wait until all bytes are in memory. Raises EngineError."""
+        started_s = time.monotonic()
+        for future in self.futures:
+            future.result()
+        self.counters.progressed_s = time.monotonic()
+        self.counters.waited_s += self.counters.progressed_s - started_s
+
+
+class UnitReader:
+    """Reads units of a file to their addresses, on threads of its own."""
+
+    def __init__(self, file: WeightsFile, space: AddressSpace) -> None:
+        self.file = file
+        self.counters = OffloadCounters()
+        self._space = space
+        self._threads = ThreadPoolExecutor(THREADS, "weights-read")
+
+    def start(self, units: Iterable[Unit]) -> UnitReads:
+        """Start to read units, all at once."""
+        units = tuple(units)
+        self.file.check_unchanged()
+        self.counters.num_read_bytes += total_bytes(units)
+        return UnitReads([self._submit(*each) for unit in units for each in unit.chunks], self.counters)
+
+    def drop(self, unit: Unit) -> None:
+        """Give a unit's memory back."""
+        self._space.drop(unit.offset, unit.num_bytes)
+
+    def close(self) -> None:
+        """Wait for reads in flight, and end the threads."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _submit(self, offset: int, num_bytes: int) -> Future[None]:
+        return self._threads.submit(self.file.read_into, self._space.memory(offset, num_bytes), offset)

@@ -1,0 +1,128 @@
+"""The cache of experts, from a real file, and products of experts that it holds."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.offload.cached_experts import CachedExperts
+from baton.engine.offload.expert_cache import HALF_LIFE, ExpertCache
+from tests.unit.engine.offload.file_rig import FileRig, written
+
+NUM_EXPERTS = 8
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[FileRig]:
+    with written(tmp_path / "weights", num_layers=2, num_experts=NUM_EXPERTS) as rig:
+        yield rig
+
+
+def cache_of(rig: FileRig, num_experts: int) -> ExpertCache:
+    units = {
+        layer: {unit.expert: unit for unit in rig.units if unit.layer == layer and unit.expert is not None}
+        for layer in range(2)
+    }
+    return ExpertCache(rig.reader, units, num_experts * units[0][0].num_bytes)
+
+
+def use(rig: FileRig, cache: ExpertCache, layer: int, *experts: int) -> list[tuple[int, ...]]:
+    """Return the waves; each of them is in memory when it comes."""
+    waves = []
+    for wave in cache.waves(layer, experts):
+        assert all(rig.has(layer, expert) for expert in wave)
+        waves.append(wave)
+    assert sorted(expert for wave in waves for expert in wave) == sorted(experts)
+    return waves
+
+
+def test_what_is_there_is_computed_while_the_rest_is_read(rig: FileRig) -> None:
+    cache = cache_of(rig, 6)
+    assert use(rig, cache, 0, 1, 2, 3) == [(1, 2, 3)]
+    assert use(rig, cache, 0, 2, 3, 5) == [(2, 3), (5,)]
+    assert use(rig, cache, 0, 1, 5) == [(1, 5)]
+    assert (rig.reader.counters.num_expert_hits, rig.reader.counters.num_expert_misses) == (4, 4)
+
+
+def test_more_experts_than_fit_come_in_waves(rig: FileRig) -> None:
+    cache = cache_of(rig, 3)
+    assert use(rig, cache, 0, *range(8)) == [(0, 1, 2), (3, 4, 5), (6, 7)]
+    assert len(rig.resident) <= 3
+
+
+def test_hits_that_fill_the_cache_leave_room_once_they_are_computed(rig: FileRig) -> None:
+    cache = cache_of(rig, 3)
+    use(rig, cache, 0, 0, 1, 2)
+    assert use(rig, cache, 0, *range(5)) == [(0, 1, 2), (3, 4)]
+
+
+def test_the_least_used_expert_makes_room(rig: FileRig) -> None:
+    cache = cache_of(rig, 3)
+    for _ in range(3):
+        use(rig, cache, 0, 0)
+        use(rig, cache, 1, 1)
+    use(rig, cache, 0, 2)
+    use(rig, cache, 0, 3)
+    assert rig.resident == {(0, 0), (1, 1), (0, 3)}
+
+
+def test_uses_age(rig: FileRig) -> None:
+    cache = cache_of(rig, 2)
+    for _ in range(5):
+        use(rig, cache, 0, 0)
+    for _ in range(8 * HALF_LIFE):
+        use(rig, cache, 0, 1)
+    use(rig, cache, 0, 2)
+    assert (0, 1) in rig.resident
+    for _ in range(3):  # more than the five uses of long ago count
+        use(rig, cache, 0, 0)
+    use(rig, cache, 0, 3)
+    assert (0, 2) not in rig.resident
+
+
+def test_scores_stay_finite(rig: FileRig) -> None:
+    cache = cache_of(rig, 2)
+    cache._use = 1e300
+    use(rig, cache, 0, 0)
+    use(rig, cache, 0, 1)
+    assert max(cache._scores.values()) < 1e10
+    use(rig, cache, 0, 2)
+    assert rig.resident == {(0, 1), (0, 2)}
+
+
+def test_random_uses_keep_to_the_limit(rig: FileRig) -> None:
+    draw, cache = random.Random(3), cache_of(rig, 5)
+    for _ in range(60):
+        use(rig, cache, draw.randrange(2), *draw.sample(range(NUM_EXPERTS), draw.randrange(1, 9)))
+        assert len(rig.resident) <= 5
+
+
+class RowProducts:
+    """Adds each expert's weight to its rows; counts which experts were computed at once."""
+
+    def __init__(self, rig: FileRig, layer: int) -> None:
+        self.rig = rig
+        self.layer = layer
+        self.calls: Counter[tuple[int, ...]] = Counter()
+
+    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
+        assert not isinstance(sizes, Tensor)
+        self.calls[tuple(expert for expert, size in enumerate(sizes) if size)] += 1
+        weights = [self.rig.weights[self.layer, expert][0, 0].expand(size) for expert, size in enumerate(sizes)]
+        return rows + torch.cat(weights)[:, None]
+
+
+def test_rows_are_those_of_all_experts_at_once(rig: FileRig) -> None:
+    products = RowProducts(rig, 1)
+    experts = CachedExperts(products, cache_of(rig, 3), layer=1)
+    sizes = [2, 0, 1, 3, 0, 1, 1, 4]
+    rows = torch.arange(12)[:, None].expand(12, 5)
+    numbers = torch.cat([torch.full((size,), 101 + expert) for expert, size in enumerate(sizes)])
+    for _ in range(2):
+        assert torch.equal(experts(rows, sizes), rows + numbers[:, None])
+    assert (0, 2, 3) in products.calls
+    assert torch.equal(experts(rows[:2], [0, 0, 0, 0, 0, 2, 0, 0]), rows[:2] + 106)
