@@ -1,7 +1,8 @@
-"""Speculative decoding by prompt lookup, or with a draft model, compared with plain decoding.
+"""Speculative decoding by prompt lookup, or with a draft model or head, compared with plain decoding.
 
     python -m benchmarks.speculation [--model DIRECTORY] [--batches 1,4,16] [--repeats N] [--json FILE]
     python -m benchmarks.speculation --draft-layers 1
+    python -m benchmarks.speculation --config '{"method": "eagle3", "model": "/tmp/head"}' --prompts FILE
 
 The second one drafts with a copy of the model's first layers.
 
@@ -12,6 +13,7 @@ tokens.
 - editing: greedy, and the prompt repeats a passage. A trained model goes on copying it, and so does the bundled one, so
   the output is mostly found in the prompt, as when a model edits a text or a program.
 - free: random prompts and a temperature of 1. Hardly anything repeats, so drafts can only cost time.
+- text, with `--prompts`: prompts from a file, a JSON list of strings, and a temperature of 0.7.
 
 The output rate is that of the whole wave, its prefill included. Accepted are drafted tokens that were right.
 """
@@ -27,6 +29,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import click
+from tokenizers import Tokenizer
 
 from baton.engine.config import EngineConfig
 from baton.engine.request import Request, RequestId
@@ -38,7 +41,7 @@ from benchmarks.waves import Runner, Wave
 
 BUNDLED = Path(str(files("baton"))) / "bundled_model"
 NGRAM = '{"method": "ngram"}'
-EDITING, FREE = "editing", "free"
+EDITING, FREE, TEXT = "editing", "free", "text"
 PASSAGE_LEN, NUM_COPIES = 60, 4
 FIRST_WORD = 300  # token ids from here on are words
 COLUMNS = ("workload", "batch", "plain tok/s", "drafted tok/s", "ratio", "slowest ratio", "drafted", "accepted")
@@ -62,7 +65,20 @@ class Samples:
         report.add(workload, batch, plain, drafted, median(ratios), min(ratios), num_drafted / num_tokens, accepted)
 
 
-def make_wave(workload: str, batch: int, num_tokens: int, vocab_size: int, seed: int) -> list[Request]:
+Prompts = Sequence[list[int]]
+
+
+def read_prompts(file: Path | None, model: Path) -> Prompts:
+    """Return the tokens of the prompts in a file; none without one."""
+    if file is None:
+        return []
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    return [tokenizer.encode(text).ids for text in json.loads(file.read_text())]
+
+
+def make_wave(
+    workload: str, batch: int, num_tokens: int, vocab_size: int, seed: int, prompts: Prompts = ()
+) -> list[Request]:
     """Return the requests of a wave; another seed gives other prompts."""
     draw = random.Random(seed)
     words = range(min(FIRST_WORD, vocab_size // 2), vocab_size)
@@ -70,10 +86,14 @@ def make_wave(workload: str, batch: int, num_tokens: int, vocab_size: int, seed:
     for number in range(batch):
         if workload == EDITING:
             prompt = draw.choices(words, k=PASSAGE_LEN) * NUM_COPIES
-            sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-        else:
+            temperature = 0.0
+        elif workload == FREE:
             prompt = draw.choices(words, k=PASSAGE_LEN * NUM_COPIES)
-            sampling = SamplingParams(temperature=1, seed=draw.getrandbits(60), max_tokens=num_tokens, ignore_eos=True)
+            temperature = 1.0
+        else:
+            prompt, temperature = list(draw.choice(prompts)), 0.7
+        seed_of_request = draw.getrandbits(60)
+        sampling = SamplingParams(temperature=temperature, seed=seed_of_request, max_tokens=num_tokens, ignore_eos=True)
         requests.append(Request(RequestId(f"{seed}-{number}"), prompt, len(prompt), sampling))
     return requests
 
@@ -90,15 +110,23 @@ def both(make_config: Callable[[JsonText | None], EngineConfig], options: str) -
 
 
 def measure(
-    plain: Runner, drafted: Runner, batches: Sequence[int], repeats: int, num_tokens: int, report: Report
+    plain: Runner,
+    drafted: Runner,
+    batches: Sequence[int],
+    repeats: int,
+    num_tokens: int,
+    report: Report,
+    prompts: Prompts = (),
 ) -> None:
     """Fill the table. Raises RuntimeError if drafts change a token."""
-    rows = {(workload, batch): Samples() for workload in (EDITING, FREE) for batch in batches}
+    workloads = (EDITING, FREE, TEXT) if prompts else (EDITING, FREE)
+    rows = {(workload, batch): Samples() for workload in workloads for batch in batches}
     for repeat in range(repeats + 1):  # the first is a warm-up
         for place, ((workload, batch), samples) in enumerate(rows.items()):
             seed = 1000 * repeat + place
             waves = [
-                each.wave(make_wave(workload, batch, num_tokens, each.vocab_size, seed)) for each in (plain, drafted)
+                each.wave(make_wave(workload, batch, num_tokens, each.vocab_size, seed, prompts))
+                for each in (plain, drafted)
             ]
             if waves[0].outputs != waves[1].outputs:
                 report.notes.append(f"{workload}, batch {batch}, seed {seed}: the tokens differ")
@@ -130,6 +158,9 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--repeats", default=5, show_default=True, help="Measured waves of each row.")
 @click.option("--config", "options", default=NGRAM, show_default=True, help="Value of speculative_config.")
 @click.option("--draft-layers", type=int, help="Layers of a draft model: the model's first. Default: --config.")
+@click.option(
+    "--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="JSON list of prompts for `text`."
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 def main(
     model: Path,
@@ -140,6 +171,7 @@ def main(
     repeats: int,
     options: str,
     draft_layers: int | None,
+    prompts: Path | None,
     json_file: Path | None,
 ) -> None:
     """Measure speculative decoding."""
@@ -161,7 +193,7 @@ def main(
             draft = with_first_layers(model, Path(directory) / "draft", draft_layers)
             options = json.dumps({"method": "draft_model", "model": str(draft)})
         plain, drafted = stack.enter_context(both(config, options))
-        measure(plain, drafted, batches, repeats, num_tokens, report)
+        measure(plain, drafted, batches, repeats, num_tokens, report, read_prompts(prompts, model))
     report.show()
     if json_file is not None:
         report.write(json_file)

@@ -52,6 +52,8 @@ class HandoverReporter:
         try:
             yield () if span is None else span.context.metadata()
             self._counters.handovers += 1
+            if handover.num_bytes:
+                self._counters.handover_times.note(handover.peer_transport, handover.num_bytes, handover.times.phases_s)
         except Exception as error:
             self._log(error)
             if span is not None:

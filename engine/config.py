@@ -137,8 +137,8 @@ class EngineConfig:
     speculative_config: JsonText | None = option(
         None,
         'Speculative decoding, as in vLLM: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, '
-        '"prompt_lookup_max": 5}, or {"method": "draft_model", "model": "/models/small"}. Outputs stay the same. '
-        "Default: none.",
+        '"prompt_lookup_max": 5}, or {"method": "draft_model", "model": "/models/small"}; other methods are eagle3, '
+        "eagle and mtp. Outputs stay the same. Default: none.",
     )
 
     enable_lora: bool = option(False, "Serve LoRA adapters.")
@@ -147,7 +147,10 @@ class EngineConfig:
     )
     max_lora_rank: int = option(16, "Largest rank of a LoRA adapter.", minimum=1, maximum=1024)
     max_cpu_loras: int | None = option(
-        None, "LoRA adapters in a worker's host memory, at least max_loras. Default: 4 times max_loras.", minimum=1
+        None,
+        "LoRA adapters in a worker's host memory, at least max_loras; others are read again when requests need them. "
+        "Default: 4 times max_loras.",
+        minimum=1,
     )
     lora_dtype: str = option(
         "auto", "Type of the matrices of LoRA adapters; auto is the type of the activations.", choices=LORA_DTYPES

@@ -1,6 +1,6 @@
 """Sizes of gated delta nets (arXiv 2412.06464): plain data, no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 
@@ -29,6 +29,21 @@ class DeltaNetConfig:
     def conv_width(self) -> int:
         """Channels of the convolution: all queries, keys and values."""
         return 2 * self.keys_width + self.values_width
+
+    @property
+    def output_width(self) -> int:
+        """Width of all heads' outputs."""
+        return self.values_width
+
+    def part(self, num_parts: int) -> "DeltaNetConfig":
+        """Return the sizes of one of `num_parts` equal parts, each with some key heads and their value heads."""
+        return replace(
+            self, num_key_heads=self.num_key_heads // num_parts, num_value_heads=self.num_value_heads // num_parts
+        )
+
+    def uneven(self, num_parts: int) -> list[str]:
+        """Return the numbers, with their names, that do not allow `num_parts` equal parts."""
+        return [f"linear_num_key_heads {self.num_key_heads}"] if self.num_key_heads % num_parts else []
 
     @property
     def state_size(self) -> int:

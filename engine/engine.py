@@ -182,11 +182,8 @@ class Engine:
         """Return the next step's work, the requests whose blocks are now ready for remote prefill, and those that have
         failed since the last call; may be empty.
         """
-        failed = [
-            self.scheduler.fail(request, error)
-            for request, error in self.grammars.take_failures()
-            if self.scheduler.has(request)
-        ]
+        failures = [*self.grammars.take_failures(), *self.adapters.take_failures(self.scheduler.waiting)]
+        failed = [self.scheduler.fail(request, error) for request, error in failures if self.scheduler.has(request)]
         schedule = self.scheduler.schedule()
         schedule.failed += failed + self._failed
         self._failed = []
@@ -211,7 +208,7 @@ class Engine:
     def launch(
         self, scheduled: Sequence[ScheduledRequest], previous: InFlightStep | None = None
     ) -> InFlightStep | None:
-        """Launch a step, queued after `previous` if given; None if memory ran out, and the next step is smaller.
+        """Launch a step, queued after `previous` if given; None if memory ran out, or a rank of the group was lost.
 
         On a GPU the step is still running when this returns. In a group it has finished, since the ranks wait for each
         other.
@@ -219,11 +216,12 @@ class Engine:
         started_at_s, epoch = time.monotonic(), self._epoch
         # Count before the step changes the requests.
         work, num_prompt_tokens = StepWork.of(scheduled), sum(item.num_new_prompt_tokens for item in scheduled)
+        outcome: LaunchedStep | list[StepResult] | None
         if self.tensor is not None or self.lockstep is not None:
-            outcome: LaunchedStep | list[StepResult] = self._compute_in_group(scheduled)
-        elif (launched := self._launch_single_rank(scheduled, previous)) is not None:
-            outcome = launched
+            outcome = self._compute_in_group(scheduled)
         else:
+            outcome = self._launch_single_rank(scheduled, previous)
+        if outcome is None:
             return None
         return InFlightStep(scheduled, outcome, work, num_prompt_tokens, epoch, started_at_s)
 
@@ -251,13 +249,18 @@ class Engine:
     def _epoch(self) -> int:
         return self.lockstep.epoch if self.lockstep is not None else 0
 
-    def _compute_in_group(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
+    def _compute_in_group(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult] | None:
         if self.tensor is not None:
             self.tensor.check()
             return self.runner.run(scheduled)
         assert self.lockstep is not None
         num_tokens = sum(item.num_new_tokens for item in scheduled)
-        return self.lockstep.run(num_tokens, lambda: self.runner.run(scheduled), self.runner.run_idle) or []
+        run, can_repeat = self.lockstep.run, self.groups.states is None
+        results = run(num_tokens, lambda: self.runner.run(scheduled), self.runner.run_idle, can_repeat=can_repeat)
+        if results is None and scheduled:  # broken off after some layers have advanced their states
+            self._failed += self.scheduler.restart(scheduled, "a rank of the expert-parallel group was lost")
+            return None
+        return results or []
 
     def _launch_single_rank(
         self, scheduled: Sequence[ScheduledRequest], previous: InFlightStep | None

@@ -56,7 +56,7 @@ class AdapterConflict(EngineError):
 
 
 class AdapterLimit(EngineError):
-    """The maximum number of LoRA adapters is loaded; the message names the option."""
+    """The maximum number of LoRA adapters is loaded."""
 
 
 class AdaptersDisabled(EngineError):

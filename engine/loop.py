@@ -15,6 +15,7 @@ from baton.engine.engine import Engine
 from baton.engine.errors import EngineEnded, EngineError
 from baton.engine.execution.cores import running_on
 from baton.engine.execution.device import computing_on
+from baton.engine.lora.registered import RegisteredAdapter
 from baton.engine.outputs import StepOutput
 from baton.engine.scheduling.schedule import Schedule
 
@@ -62,6 +63,7 @@ class EngineLoop:
         self._busy_since_s: float | None = None  # monotonic clock; None while idle, waiting for a call
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         engine.grammars.listen(lambda: self.call(Engine.wake))
+        engine.adapters.reader = self._read_adapter
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -95,6 +97,19 @@ class EngineLoop:
                 return future
         future.set_exception(EngineEnded("the engine has ended"))
         return future
+
+    def _read_adapter(self, adapter: RegisteredAdapter) -> None:
+        """Read a LoRA adapter on a thread of its own, while steps go on."""
+        threading.Thread(target=self._provide_adapter, args=(adapter,), name="adapter", daemon=True).start()
+
+    def _provide_adapter(self, adapter: RegisteredAdapter) -> None:
+        try:
+            read = self._engine.adapters.read(adapter.info.name, adapter.path)
+        except EngineError as error:
+            failure = error
+            self.call(lambda engine: engine.adapters.fail(adapter.number, failure))
+        else:
+            self.call(lambda engine: engine.adapters.provide(adapter.number, read))
 
     def _begin_stop(self, _: Engine) -> None:
         self._is_stopping = True

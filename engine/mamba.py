@@ -1,6 +1,6 @@
 """Sizes of Mamba-2 mixers (arXiv 2405.21060): plain data, no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Literal
 
@@ -51,6 +51,25 @@ class Mamba2Config:
     def conv_width(self) -> int:
         """Channels of the convolution: all heads, and all groups' B and C."""
         return self.width + 2 * self.num_groups * self.state_dim
+
+    @property
+    def output_width(self) -> int:
+        """Width of all heads' outputs."""
+        return self.width
+
+    def part(self, num_parts: int) -> "Mamba2Config":
+        """Return the sizes of one of `num_parts` equal parts, each with some heads.
+
+        With fewer groups than parts, each part has some heads of one group, whose B and C several parts compute.
+        """
+        return replace(self, num_heads=self.num_heads // num_parts, num_groups=max(1, self.num_groups // num_parts))
+
+    def uneven(self, num_parts: int) -> list[str]:
+        """Return the numbers, with their names, that do not allow `num_parts` equal parts."""
+        uneven = [f"Mamba-2 heads {self.num_heads}"] if self.num_heads % num_parts else []
+        if self.num_groups % num_parts and num_parts % self.num_groups:
+            uneven.append(f"Mamba-2 groups {self.num_groups}")
+        return uneven
 
     @property
     def state_size(self) -> int:

@@ -46,7 +46,8 @@ class Request:
     images: tuple[Image, ...] = ()  # in the prompt, in the order of their tokens; kept for recomputation
     adapter: str | None = None  # name of its LoRA adapter
     adapter_digest: str = ""  # of its contents; set when the engine takes the request, which may expect one
-    adapter_number: int = 0  # of the loaded adapter that it uses; 0: none
+    adapter_number: int = 0  # of the registered adapter that it uses; 0: none
+    adapter_matrices: int = 0  # number of that adapter's matrices, while it is in the batch
     tenant: str = ""  # its requests share bounds on the engine's threads
     priority: int = 0  # lower is served earlier
     receives_kv: bool = False  # the prompt is prefilled remotely and its KV will be received
@@ -62,6 +63,8 @@ class Request:
     lacks_checkpoint: bool = False  # its KV was received, and no recurrent state is cached near its end
     block_hashes: list[BlockHash] = field(default_factory=list)  # of the full blocks; grows as blocks fill
     num_computed_tokens: int = 0  # tokens whose KV is in the block table
+    # The first of them whose hidden states no step has kept: their KV was cached or received, or drafts did not pay.
+    num_without_states: int = 0
     kv_origins: frozenset[KVOrigin] = NO_ORIGINS  # other models that computed some of its KV
     num_cached_tokens: int = 0  # found in the prefix cache on arrival; updated at first admission
     status: RequestStatus = RequestStatus.WAITING

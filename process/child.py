@@ -9,11 +9,13 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
 import psutil
 
 from baton.process.host_memory import OomKills
+from baton.process.log_records import LogFile
 from baton.process.logs import DUMP_SIGNAL
 from baton.process.pipes import read_pipe
 from baton.process.progress import Progress, ProgressError, parse_progress
@@ -185,12 +187,12 @@ def describe_exit(status: int) -> str:
 
 
 def log_tail(path: Path, num_lines: int) -> str:
-    """Return the last lines of a log; empty if it cannot be read."""
+    """Return the last lines of a log, as text; empty if it cannot be read."""
     try:
         with path.open("rb") as log:
             log.seek(0, os.SEEK_END)
             log.seek(max(0, log.tell() - LOG_TAIL_BYTES))
-            lines = log.read().decode(errors="replace").splitlines()
+            records = list(LogFile(path.stem, BytesIO(log.read())).records(is_last=True))
     except OSError:
         return ""
-    return "\n".join(lines[-num_lines:])
+    return "\n".join("\n".join(record.line for record in records).splitlines()[-num_lines:])

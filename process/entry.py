@@ -20,7 +20,8 @@ from baton.engine.errors import EngineError
 from baton.kvtransfer.errors import TransportUnavailable
 from baton.process.environment import prepare_environment
 from baton.process.errors import PlainError
-from baton.process.logs import LOG_LEVELS, dump_stacks_on_signal, set_up_logging
+from baton.process.log_settings import DEFAULT_LOG, FORMAT_HELP, LEVEL_HELP, LOG_FORMATS, LOG_LEVELS, LogSettings
+from baton.process.logs import dump_stacks_on_signal, log_uncaught_exceptions, set_up_logging
 from baton.process.progress import ProgressReporter
 from baton.settings.flags import Command
 from baton.settings.values import OptionError
@@ -75,7 +76,7 @@ PLAIN_ERRORS = (
 class ProcessOptions:
     """Options of a process in addition to its config."""
 
-    log_level: str = "info"
+    log: LogSettings = DEFAULT_LOG
     config_file: Path | None = None
     lifeline_fd: int | None = None  # read end of the supervisor's pipe
     progress_fd: int | None = None
@@ -89,7 +90,7 @@ class ProcessOptions:
 def process_flags(command: Command) -> Command:
     """Add the flags of `ProcessOptions` to a click command."""
     command = click.option("--lifeline-fd", type=int, hidden=True)(command)
-    return config_file_flag(log_level_flag(command))
+    return config_file_flag(log_flags(command))
 
 
 def config_file_flag(command: Command) -> Command:
@@ -98,12 +99,20 @@ def config_file_flag(command: Command) -> Command:
     return click.option("--config", "config_file", type=file, help="YAML file of options; flags win over it.")(command)
 
 
-def log_level_flag(command: Command) -> Command:
-    """Add --log-level to a click command."""
-    level = click.Choice(LOG_LEVELS)
-    return click.option(
-        "--log-level", type=level, default="info", show_default=True, help="Lowest level that is logged."
-    )(command)
+def log_flags(command: Command) -> Command:
+    """Add --log-level and --log-format to a click command."""
+    form = click.option(
+        "--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True, help=FORMAT_HELP
+    )
+    level = click.option(
+        "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True, help=LEVEL_HELP
+    )
+    return level(form(command))
+
+
+def take_log_flags(flags: dict[str, object]) -> LogSettings:
+    """Remove the flags of `log_flags` from a command's flags and return their values."""
+    return LogSettings(level=str(flags.pop("log_level")), format=str(flags.pop("log_format")))
 
 
 def take_process_flags(flags: dict[str, object]) -> ProcessOptions:
@@ -111,7 +120,7 @@ def take_process_flags(flags: dict[str, object]) -> ProcessOptions:
     lifeline_fd, file = flags.pop("lifeline_fd"), flags.pop("config_file")
     assert lifeline_fd is None or isinstance(lifeline_fd, int)
     assert file is None or isinstance(file, Path)
-    return ProcessOptions(log_level=str(flags.pop("log_level")), config_file=file, lifeline_fd=lifeline_fd)
+    return ProcessOptions(log=take_log_flags(flags), config_file=file, lifeline_fd=lifeline_fd)
 
 
 def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
@@ -134,7 +143,8 @@ def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, o
     ends the process with status 1.
     """
     prepare_environment()
-    set_up_logging(options.name, options.log_level)
+    set_up_logging(options.name, options.log)
+    log_uncaught_exceptions()
     dump_stacks_on_signal()
     progress = ProgressReporter(options.progress_fd)
     if options.lifeline_fd is not None:

@@ -1,6 +1,7 @@
-"""Records that are read back from log files, in the form in which `logs.py` writes them."""
+"""Records that are read back from log files, in either of the formats in which `log_format.py` writes them."""
 
 import heapq
+import json
 import os
 import re
 import select
@@ -18,6 +19,7 @@ HEAD = re.compile(
     re.DOTALL,
 )
 DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+JSON_FIELDS = ("time", "level", "process", "logger", "request_id", "message", "exception", "stack")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_LINE_BYTES = 1 << 20  # a longer line is read in pieces
 MAX_RECORD_CHARS = 1 << 20  # lines without a head that follow become a record of their own
@@ -27,7 +29,7 @@ PIPE_POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One record of a process: a line with a head, and the lines without one that follow it."""
+    """One record of a process: a line with a head or of JSON, and the lines without either that follow it."""
 
     time: str  # UTC, such as 2026-01-01T12:00:00.000Z; empty: the line has no head
     level: str
@@ -35,7 +37,7 @@ class LogRecord:
     logger: str
     request_id: str  # empty: of no request
     text: str
-    line: str  # as written
+    line: str  # the record as text; its lines as written, unless they were JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,38 @@ class LogFilter:
             and self.request_id in record.line
             and record.time >= self.since
         )
+
+
+def read_record(line: str) -> LogRecord | None:
+    """Return the record of one line, of text or JSON; None for a line without a head."""
+    if line.startswith("{"):
+        return _json_record(line)
+    match = HEAD.fullmatch(line)
+    return (
+        None
+        if match is None
+        else LogRecord(**{key: value or "" for key, value in match.groupdict().items()}, line=line)
+    )
+
+
+def _json_record(line: str) -> LogRecord | None:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):  # of another program, or cut off
+        return None
+    if not isinstance(fields.get("time"), str) or not isinstance(fields.get("process"), str):
+        return None
+    texts = (_printable(str(fields.get(name, ""))) for name in JSON_FIELDS)
+    time, level, process, logger, request_id, message, *behind = texts
+    text = "\n".join([message, *filter(None, behind)])
+    named = f"[{request_id}] " if request_id else ""
+    shown = f"{time} {level:<7} {process} {logger}: {named}{text}"
+    return LogRecord(time, level, process, logger, request_id, text, shown)
+
+
+def _printable(text: str) -> str:
+    """Return a text with halves of characters, which JSON can escape and UTF-8 cannot encode, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def since_time(text: str, now: datetime) -> str:
@@ -124,15 +158,14 @@ class LogFile:
         num_chars = 0
         is_headed = False
         for line in self._lines(is_last):
-            match = HEAD.fullmatch(line)
-            if lines and (match is not None or num_chars > MAX_RECORD_CHARS):
+            record = read_record(line)
+            if lines and (record is not None or num_chars > MAX_RECORD_CHARS):
                 yield self._record(lines, is_headed)
                 lines, num_chars, is_headed = [], 0, False
-            if match is not None:
-                fields = {name: value or "" for name, value in match.groupdict().items()}
-                self._last = LogRecord(**fields, line=line)
+            if record is not None:
+                self._last = record
                 is_headed = True
-            lines.append(line)
+            lines.append(line if record is None else record.line)
             num_chars += len(line)
         if lines:
             yield self._record(lines, is_headed)

@@ -1,19 +1,21 @@
-"""Logging of every Baton process: one line per record, with time, level, process name and the request if any.
-
-`log_records.py` reads them.
-"""
+"""Logging of every Baton process: one line per record, with time, level, process name and the request if any."""
 
 import faulthandler
 import logging
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from types import TracebackType
 
-from baton.process.request_scope import current_request
+from baton.process.log_format import JsonLines, make_formatter
+from baton.process.log_settings import LogSettings
 
-PUNCTUATION = "()[]:,;'\""  # around the id of a request in a text
+logger = logging.getLogger(__name__)
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 BURST = 20  # records of one kind in a burst
 PER_S = 1.0  # records of one kind per second after that
 MAX_KINDS = 1024  # kinds that are tracked
@@ -62,16 +64,16 @@ class LogLimit(logging.Filter):
         return kind
 
 
-LogLevel = Literal["debug", "info", "warning", "error"]
-LOG_LEVELS: tuple[str, ...] = get_args(LogLevel)
-
 DUMP_SIGNAL = signal.SIGUSR2  # makes a process write all stack traces to standard error
 NOISY = ("httpx", "httpcore", "asyncio", "urllib3", "filelock")  # at info, one record per request or poll
 
 
-def log_level() -> str:
-    """Return the lowest level that this process logs, as one of `LOG_LEVELS`."""
-    return logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+def log_settings() -> LogSettings:
+    """Return the settings with which this process logs."""
+    root = logging.getLogger()
+    is_json = any(isinstance(handler.formatter, JsonLines) for handler in root.handlers)
+    level = logging.getLevelName(root.getEffectiveLevel()).lower()
+    return LogSettings(level=level, format="json" if is_json else "text")
 
 
 def dump_stacks_on_signal() -> None:
@@ -79,28 +81,25 @@ def dump_stacks_on_signal() -> None:
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
 
 
-class _Formatter(logging.Formatter):
-    """Format of a line, with the request of the running task unless the text names it."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
-        """Return the line of a record whose `message` is set."""
-        request_id = current_request()
-        is_named = not request_id or any(word.strip(PUNCTUATION) == request_id for word in record.message.split())
-        record.request = "" if is_named else f"[{request_id}] "
-        return super().formatMessage(record)
-
-
-def set_up_logging(process_name: str, level: str) -> None:
-    """Log records from `level` up to standard error, with times in UTC and a rate limit."""
-    formatter = _Formatter(
-        f"%(asctime)s.%(msecs)03dZ %(levelname)-7s {process_name} %(name)s: %(request)s%(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
+def log_uncaught_exceptions() -> None:
+    """Log exceptions that end the process or one of its threads, instead of Python's own report of them."""
+    sys.excepthook = lambda kind, error, traceback: _log_uncaught("the process", (kind, error, traceback))
+    threading.excepthook = lambda hook: _log_uncaught(
+        "a thread" if hook.thread is None else f"thread {hook.thread.name}",
+        (hook.exc_type, hook.exc_value or hook.exc_type(), hook.exc_traceback),
     )
-    formatter.converter = time.gmtime
+
+
+def _log_uncaught(place: str, error: ExcInfo) -> None:
+    logger.error("uncaught exception in %s", place, exc_info=error)
+
+
+def set_up_logging(process_name: str, settings: LogSettings) -> None:
+    """Log records from the settings' level up to standard error, with times in UTC and a rate limit."""
     handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
+    handler.setFormatter(make_formatter(settings.format, process_name))
     handler.addFilter(LogLimit())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
     for name in NOISY:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -207,7 +207,7 @@ class AdapterLimits(_message.Message):
     max_lora_rank: _builtins.int
     """largest rank of an adapter"""
     max_cpu_loras: _builtins.int
-    """adapters whose weights stay in host memory"""
+    """adapters in host memory; others are read again when requests need them"""
     def __init__(
         self,
         *,
@@ -225,7 +225,7 @@ Global___AdapterLimits: _TypeAlias = AdapterLimits  # noqa: Y015
 
 @_typing.final
 class Adapter(_message.Message):
-    """A LoRA adapter that a worker has loaded."""
+    """A LoRA adapter that a worker has loaded. Its weights may have left memory since."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -243,7 +243,7 @@ class Adapter(_message.Message):
     num_bytes: _builtins.int
     """of its weights"""
     is_resident: _builtins.bool
-    """in a slot: a request for it starts without a load"""
+    """in a slot, or in a CPU's memory: a request for it starts without a load"""
     def __init__(
         self,
         *,
@@ -665,6 +665,7 @@ class WorkerLoad(_message.Message):
     ADAPTER_LOAD_S_FIELD_NUMBER: _builtins.int
     RESIDENT_ADAPTERS_FIELD_NUMBER: _builtins.int
     DRAFTING_S_FIELD_NUMBER: _builtins.int
+    COMPLETED_HANDOVERS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -744,7 +745,7 @@ class WorkerLoad(_message.Message):
     adapter_load_s: _builtins.float
     """recent seconds of loading an adapter into a slot; 0: not known yet"""
     drafting_s: _builtins.float
-    """seconds that the draft model has taken since the start"""
+    """seconds that the draft model or head has taken since the start"""
     @_builtins.property
     def peer_transports(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """transport in use and why, by KVPool.incarnation of the peer"""
@@ -760,6 +761,10 @@ class WorkerLoad(_message.Message):
     @_builtins.property
     def resident_adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """names of the adapters in slots"""
+
+    @_builtins.property
+    def completed_handovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransportHandovers]:
+        """handovers that were completed since the start"""
 
     def __init__(
         self,
@@ -805,14 +810,83 @@ class WorkerLoad(_message.Message):
         adapter_load_s: _builtins.float = ...,
         resident_adapters: _abc.Iterable[_builtins.str] | None = ...,
         drafting_s: _builtins.float = ...,
+        completed_handovers: _abc.Iterable[Global___TransportHandovers] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "adapter_load_s", b"adapter_load_s", "checksum_failures", b"checksum_failures", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "drafting_s", b"drafting_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "resident_adapters", b"resident_adapters", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "adapter_load_s", b"adapter_load_s", "checksum_failures", b"checksum_failures", "completed_handovers", b"completed_handovers", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "drafting_s", b"drafting_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "resident_adapters", b"resident_adapters", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class TransportHandovers(_message.Message):
+    """Completed handovers by one transport since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
+    transport: _builtins.str
+    """such as shared_memory, nixl, tcp"""
+    num_bytes: _builtins.int
+    """bytes read"""
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandoverPhase]:
+        """their durations"""
+
+    def __init__(
+        self,
+        *,
+        transport: _builtins.str = ...,
+        num_bytes: _builtins.int = ...,
+        phases: _abc.Iterable[Global___HandoverPhase] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "phases", b"phases", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransportHandovers: _TypeAlias = TransportHandovers  # noqa: Y015
+
+@_typing.final
+class HandoverPhase(_message.Message):
+    """Durations of one phase of completed handovers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    SUM_S_FIELD_NUMBER: _builtins.int
+    phase: _builtins.str
+    """pull: first read to all blocks checked; read: spent reading; exposed: spent reading after"""
+    sum_s: _builtins.float
+    """0.25, 0.5, 1, 2.5, 5, 10, and more
+    total seconds
+    """
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the last block was computed; tail: from then to all blocks checked
+        handovers by seconds: at most 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+        """
+
+    def __init__(
+        self,
+        *,
+        phase: _builtins.str = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        sum_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "phase", b"phase", "sum_s", b"sum_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandoverPhase: _TypeAlias = HandoverPhase  # noqa: Y015
 
 @_typing.final
 class KVTier(_message.Message):

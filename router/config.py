@@ -193,8 +193,8 @@ class RouterConfig(RequestLimits):
     )
     keep_timelines: int | None = option(
         None,
-        "Number of recent requests whose timelines the router keeps for `baton trace`. Default: 1000 with "
-        "otlp_traces_endpoint, otherwise none.",
+        "Number of recent requests whose timelines the router keeps for `baton trace` and the console. "
+        "Default: 1000 with otlp_traces_endpoint, otherwise none.",
         minimum=0,
         maximum=100000,
     )

@@ -102,6 +102,11 @@ class GenerationRequest:
     sampling_message: SamplingMessage = field(default_factory=SamplingMessage, repr=False, compare=False)
 
     @property
+    def client_id(self) -> str:
+        """The client's id of the request, which its timeline has; the id at workers if the request is not recorded."""
+        return self.request_id if self.context.trace is None else self.context.trace.request_id
+
+    @property
     def patient(self) -> bool:
         """Whether all tokens after the first may be delivered at once: they are neither streamed nor inspected."""
         return self.whole and self.n == 1 and not self.stop

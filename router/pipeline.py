@@ -83,7 +83,7 @@ class Pipeline:
                 num_tokens = len(generation.token_ids)
                 span.attributes["gen_ai.usage.input_tokens"] = num_tokens
         except Exception as error:
-            self._metrics.recent.failed(request.request_id, error)
+            self._metrics.recent.failed(request.client_id, error)
             raise
         trace.note_prompt(num_tokens, generation.sampling.max_tokens, request.n)
         return generation
@@ -97,7 +97,7 @@ class Pipeline:
         deltas = self._completion(generation, 0) if generation.request.n == 1 else self._completions(generation)
         if deadline_s is None:
             return deltas
-        return items_within(deadline_s, deltas, partial(self._metrics.recent.failed, generation.request.request_id))
+        return items_within(deadline_s, deltas, partial(self._metrics.recent.failed, generation.request.client_id))
 
     async def _prepare_in_time(self, request: GenerationRequest) -> Generation:
         deadline_s = request.context.deadline_s
@@ -273,7 +273,7 @@ class Pipeline:
                         break
         except Exception as error:
             reason = "error"
-            self._metrics.recent.failed(generation.request.request_id, error)
+            self._metrics.recent.failed(generation.request.client_id, error)
             if trace is not None:
                 trace.note_failure(error)
             raise

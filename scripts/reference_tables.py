@@ -10,6 +10,7 @@ from pathlib import Path
 from scripts.reference.endpoints import grpc_endpoints, http_endpoints
 from scripts.reference.errors import errors, other_errors
 from scripts.reference.headers import request_headers, response_headers
+from scripts.reference.matrix import matrix, matrix_notes, moves
 from scripts.reference.metrics import router_metrics, worker_metrics
 from scripts.reference.tables import filled
 from scripts.reference.vllm_metrics import vllm_absent, vllm_metrics
@@ -19,6 +20,9 @@ TABLES = {
     "errors": errors,
     "grpc_endpoints": grpc_endpoints,
     "http_endpoints": http_endpoints,
+    "matrix": matrix,
+    "matrix_notes": matrix_notes,
+    "moves": moves,
     "other_errors": other_errors,
     "request_headers": request_headers,
     "response_headers": response_headers,

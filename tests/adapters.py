@@ -25,20 +25,30 @@ def make_adapter(
 ) -> Path:
     """Save an adapter of a checkpoint's projections `targets`, and return its directory.
 
-    size: standard deviation of the matrices; ranks: those of some targets; options: of adapter_config.json.
+    size: standard deviation of the matrices, of which lm_head gets a third, as it would decide all tokens, and of the
+    changes of magnitudes with use_dora; ranks: those of some targets; options: of adapter_config.json.
     """
     draw = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor] = {}
     with safe_open(model / "model.safetensors", framework="pt") as checkpoint:
-        for name in sorted(checkpoint.keys()):
-            module = name.removesuffix(".weight")
+        names = {name.removesuffix(".weight"): name for name in tuple(checkpoint.keys()) if name.endswith(".weight")}
+        if "lm_head" in targets:
+            names.setdefault("lm_head", names["model.embed_tokens"])  # tied
+        for module in sorted(names):
             target = module.rpartition(".")[2]
-            if target in targets and module != name:
-                outputs, inputs = checkpoint.get_slice(name).get_shape()
-                width = (ranks or {}).get(target, rank)
+            if target in targets:
+                outputs, inputs = checkpoint.get_slice(names[module]).get_shape()
+                a, b = "lora_A.weight", "lora_B.weight"
+                if target == "embed_tokens":
+                    outputs, inputs, a, b = inputs, outputs, "lora_embedding_A", "lora_embedding_B"
+                width, spread = (ranks or {}).get(target, rank), size / 3 if target == "lm_head" else size
                 prefix = f"base_model.model.{module}"
-                tensors[f"{prefix}.lora_A.weight"] = torch.randn(width, inputs, generator=draw) * size
-                tensors[f"{prefix}.lora_B.weight"] = torch.randn(outputs, width, generator=draw) * size
+                tensors[f"{prefix}.{a}"] = torch.randn(width, inputs, generator=draw) * spread
+                tensors[f"{prefix}.{b}"] = torch.randn(outputs, width, generator=draw) * spread
+                if options.get("use_dora") and target != "embed_tokens":
+                    norms = checkpoint.get_tensor(names[module]).float().norm(dim=1)
+                    factors = 1 + torch.randn(outputs, generator=draw) * size
+                    tensors[f"{prefix}.lora_magnitude_vector"] = norms * factors
     config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

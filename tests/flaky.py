@@ -16,11 +16,16 @@ class Rerun:
     def __init__(self) -> None:
         self._failed: dict[str, None] = {}  # node ids, in order
         self._flaky: list[str] = []
+        self._is_whole = True  # every test module could be imported
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a failure in any phase of a test."""
         if report.failed:
             self._failed[report.nodeid] = None
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a module whose tests cannot be run: no second run forgives that."""
+        self._is_whole &= not report.failed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -28,7 +33,7 @@ class Rerun:
         if exitstatus != pytest.ExitCode.TESTS_FAILED or not 0 < len(self._failed) <= MAX_RERUNS:
             return
         self._flaky = [nodeid for nodeid in self._failed if _passes_alone(nodeid)]
-        if len(self._flaky) == len(self._failed):
+        if self._is_whole and len(self._flaky) == len(self._failed):
             session.exitstatus = pytest.ExitCode.OK
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -114,7 +114,7 @@ class PagedModel:
             return None
         blocks = torch.tensor([self._states[name] for name in names])
         new_rows = torch.tensor([row for row, start in enumerate(starts) if start == 0], dtype=torch.int64)
-        return StateBlocks(blocks, blocks, new_rows)
+        return StateBlocks(blocks, blocks, new_rows, new_rows.new_empty(0))
 
     def _blocks(self, group: int, names: list[str], positions: list[Tensor]) -> GroupBlocks:
         """Slots of the sequences' new tokens, and their block tables, in a group."""

@@ -8,7 +8,7 @@ from baton.engine.checkpoint.model_config import model_config_of
 from baton.engine.checkpoint.weight_memory import weights_bytes
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.kv.dtype import default_kv_bytes
-from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.engine.speculation.drafts import draft_of
 from baton.process.host_memory import HostMemory, in_gib
 from baton.settings.values import OptionError
 from baton.worker.config import WorkerConfig
@@ -66,7 +66,7 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
         if model.moe is not None:
             weights //= worker.group_size  # approximately: most weights are experts, which are spread over the group
         weights //= worker.nnodes
-        if (draft := DraftCheckpoint.of(engine, model)) is not None:
+        if (draft := draft_of(engine, model)) is not None:
             weights += draft.weights_bytes  # rank 0 has all of it
         need = MemoryNeed(
             need.num_pools + worker.ranks_per_node,
@@ -101,7 +101,7 @@ def with_kv_memory(config: WorkerConfig, memory: HostMemory) -> WorkerConfig:
     model = model_config_of(engine)
     if engine.kv_cache_memory_bytes is None:
         free_bytes = memory.free_bytes - (config.kv_host_memory_bytes or 0)
-        draft = DraftCheckpoint.of(engine, model)
+        draft = draft_of(engine, model)
         token_bytes = draft.token_bytes if draft is not None else 0
         kv_bytes = default_kv_bytes(free_bytes, config.ranks_per_node, model, engine, token_bytes)
         engine = replace(engine, kv_cache_memory_bytes=kv_bytes)

@@ -8,7 +8,7 @@ from wsgiref.simple_server import WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from baton.engine.grammar.figures import GrammarCounters
@@ -17,6 +17,8 @@ from baton.engine.offload.counters import OffloadCounters
 from baton.engine.outputs import EngineStats, ExpertFigures
 from baton.engine.speculation.figures import SpeculationCounters
 from baton.kvtransfer.base import PeerId
+from baton.protos.worker_pb2 import TransportHandovers
+from baton.rpc.handover_times import HandoverFamilies
 from baton.rpc.metrics_format import plain_accept
 from baton.worker.engine_host import EngineHost
 from baton.worker.reporting import TierCounters, WorkerCounters
@@ -37,7 +39,7 @@ TIER_GAUGES = {
     "num_bytes": "Bytes of KV that a store holds; 0 if not known.",
     "capacity_bytes": "Size limit of a store; 0 if it has its own.",
 }
-Family = CounterMetricFamily | GaugeMetricFamily
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 FamilyT = TypeVar("FamilyT", CounterMetricFamily, GaugeMetricFamily)
 
 
@@ -53,6 +55,7 @@ class WorkerSnapshot:
     saved_s: Mapping[str, float]  # seconds of prefill, by tier
     block_bytes: int
     block_size: int
+    handovers: Sequence[TransportHandovers] = ()
 
 
 class WorkerMetrics(Collector):
@@ -75,7 +78,15 @@ class WorkerMetrics(Collector):
         saved_s = self._saved_prefill.note({POOL: stats.num_cached_tokens, **found}, stats.prefill_tokens_per_s)
         is_short = self._host.is_short_of_ranks
         return WorkerSnapshot(
-            stats, replace(self._counters), transports, experts, is_short, saved_s, self._host.block_bytes, block_size
+            stats,
+            replace(self._counters),
+            transports,
+            experts,
+            is_short,
+            saved_s,
+            self._host.block_bytes,
+            block_size,
+            self._counters.handover_times.to_proto(),
         )
 
     def collect(self) -> Iterator[Family]:
@@ -116,6 +127,9 @@ class WorkerMetrics(Collector):
         yield from self._of_tiers(counters.tiers)
         yield from self._of_pins(stats.pins, snapshot.block_bytes)
         yield self._saved(snapshot.saved_s)
+        handovers = HandoverFamilies(self._labels)
+        handovers.add(tuple(self._labels.values()), snapshot.handovers)
+        yield from handovers.collect()
         transports = GaugeMetricFamily(
             "baton:kv_transport_info", "Transport in use for each peer.", labels=[*self._labels, "peer", "transport"]
         )
@@ -180,7 +194,7 @@ class WorkerMetrics(Collector):
         yield self._counter("spec_decode_num_drafts", "Drafts verified.", drafts.num_drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens verified.", drafts.num_draft_tokens)
         yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", drafts.num_accepted_tokens)
-        yield self._counter("spec_decode_drafting_seconds", "Seconds of the draft model.", drafts.drafting_s)
+        yield self._counter("spec_decode_drafting_seconds", "Seconds of the draft model or head.", drafts.drafting_s)
         text = "Drafted tokens accepted, by their place in the draft."
         positions = CounterMetricFamily(
             "baton:spec_decode_num_accepted_tokens_per_pos", text, labels=[*self._labels, "position"]
@@ -196,9 +210,9 @@ class WorkerMetrics(Collector):
         waited = "Seconds that steps waited for weights from disk."
         yield self._counter("weights_offload_wait_seconds", waited, offload.waited_s)
         hits = "Experts that a layer's step needed and found in memory."
-        yield self._counter("weights_offload_expert_hits", hits, offload.num_expert_hits)
+        yield self._counter("weights_offload_hits", hits, offload.num_expert_hits)
         misses = "Experts that a layer's step needed and read from disk."
-        yield self._counter("weights_offload_expert_misses", misses, offload.num_expert_misses)
+        yield self._counter("weights_offload_misses", misses, offload.num_expert_misses)
 
     def _of_experts(self, experts: ExpertFigures, is_short: bool) -> Iterator[Family]:
         """Yield the metrics of an expert-parallel rank."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.outputs import EngineStats
 from baton.protos.worker_pb2 import KVTier, WorkerLoad
+from baton.rpc.handover_times import HandoverTimes
 
 MAX_UNTOLD = 1 << 16  # unreported numbers of a watcher; with more none are sent, and the router assumes all of them
 
@@ -87,6 +88,7 @@ class WorkerCounters:
     handovers: int = 0
     handover_bytes: int = 0
     handover_failures: int = 0
+    handover_times: HandoverTimes = field(default_factory=HandoverTimes)
     checksum_failures: int = 0
     num_prefills: int = 0  # prompts of decode workers that are not fully computed
     num_embeddings: int = 0  # inputs of embeddings that are not computed
@@ -116,6 +118,7 @@ def load_report(
         handover_bytes=counters.handover_bytes,
         handover_failures=counters.handover_failures,
         checksum_failures=counters.checksum_failures,
+        completed_handovers=counters.handover_times.to_proto(),
         peer_transports=transports,
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
         decode_step_s=stats.decode_step_s,

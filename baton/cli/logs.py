@@ -14,12 +14,13 @@ import rich_click as click
 
 from baton.deployment.local.detached.folder import SERVERS
 from baton.process.log_records import GrowingFile, LogFile, LogFilter, LogRecord, Pipe, in_order, since_time
-from baton.process.logs import LOG_LEVELS
+from baton.process.log_settings import LOG_LEVELS
 from baton.process.state_directory import state_directory
 
 POLL_S = 0.25
 POOLS = ("prefill", "decode", "both", "router")
 OLDER = "*.log.1"  # what a log had before it was shortened
+NAMES = {"text": "message"}  # in JSON, as --log-format json has them
 COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red", "DEBUG": "bright_black"}
 
 
@@ -42,7 +43,7 @@ def command(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the logs of a server on this machine.
+    """Show the logs of a server on this machine, written with either --log-format.
 
     PATHS are log files, directories of them (`--log-dir` of `baton serve`), or `-` for standard input, such as the
     output of `kubectl logs`. Default: the logs of the detached server that wrote last.
@@ -147,7 +148,7 @@ def _print(records: Iterable[LogRecord], wanted: LogFilter, as_json: bool) -> No
         if not wanted.accepts(record):
             continue
         if as_json:
-            fields = {name: value for name, value in asdict(record).items() if name != "line"}
+            fields = {NAMES.get(name, name): value for name, value in asdict(record).items() if name != "line"}
             click.echo(json.dumps(fields, ensure_ascii=False))
         else:
             click.secho(record.line, fg=COLOURS.get(record.level))

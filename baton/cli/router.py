@@ -40,4 +40,4 @@ def command(**flags: object) -> None:
     if config.processes == 1 or config.process is not None:
         run_here(process, config)
     else:
-        run_process(process.named("routers", config.progress_fd), lambda: run_group(config, process.log_level))
+        run_process(process.named("routers", config.progress_fd), lambda: run_group(config, process.log))

@@ -41,7 +41,8 @@ from baton.deployment.local.supervisor import GaveUp, RestartPolicy
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.extras import RAY
 from baton.process.end_signals import EndSignals
-from baton.process.entry import config_file_flag, log_level_flag, plain_errors
+from baton.process.entry import config_file_flag, log_flags, plain_errors, take_log_flags
+from baton.process.log_settings import LogSettings
 from baton.process.service_manager import ServiceManager
 from baton.router.http.certificate import make_certificate
 from baton.router.secrets import with_secrets
@@ -61,12 +62,11 @@ from baton.settings.flags import click_options
 @click_options(worker_options())
 @click_options(router_options())
 @click_options(engine_options())
-@log_level_flag
+@log_flags
 @detach_flags
 @plain_errors
 def command(
     config_file: Path | None,
-    log_level: str,
     on_ray: bool,
     ray_address: str | None,
     detachment: Detachment,
@@ -85,10 +85,11 @@ def command(
     $ baton serve --config baton.yaml
     $ baton serve /models/Qwen3-8B --detach --name qwen
     """
+    log = take_log_flags(flags)
     report = ServiceReport(ServiceManager.take(os.environ))
     if on_ray:
         detachment.refuse("--ray")
-        _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log_level, report)
+        _serve_on_ray(config_file, with_secrets(flags, os.environ), ray_address, log, report)
         return
     if ray_address is not None or flags["registry"] is not None:
         raise click.UsageError("--ray-address and --registry need --ray")
@@ -101,14 +102,14 @@ def command(
         detachment.recorded(settings.cluster) as report.record,
         TemporaryDirectory(prefix="baton-sockets-", dir=socket_parent(), ignore_cleanup_errors=True) as sockets,
     ):
-        _serve_here(with_logs(settings, detachment), Path(sockets), log_level, report)
+        _serve_here(with_logs(settings, detachment), Path(sockets), log, report)
 
 
-def _serve_here(settings: ClusterSettings, sockets: Path, log_level: str, report: ServiceReport) -> None:
+def _serve_here(settings: ClusterSettings, sockets: Path, log: LogSettings, report: ServiceReport) -> None:
     settings, watch_key = with_watch_key(settings)
-    checkpoint, plan = _plan(settings, sockets, log_level)
+    checkpoint, plan = _plan(settings, sockets, log)
     log_dir, is_temporary = _log_dir(settings.cluster.log_dir)
-    report.is_starting(plan.router.model_name, plan.url)
+    report.is_starting(plan.router.model_name, plan.url, plan.router.drain_timeout_s)
     with servable(checkpoint.name):
         display = open_display(plan, Banner.of(plan, checkpoint, log_dir, settings.engine, visible_gpus()))
     # A shell's `> serve.log` is not bounded: its position in the file would stay where it was when that is emptied.
@@ -124,7 +125,7 @@ def _serve_here(settings: ClusterSettings, sockets: Path, log_level: str, report
         shutil.rmtree(log_dir, ignore_errors=True)
 
 
-def _plan(settings: ClusterSettings, sockets: Path, log_level: str) -> tuple[Checkpoint, ClusterPlan]:
+def _plan(settings: ClusterSettings, sockets: Path, log: LogSettings) -> tuple[Checkpoint, ClusterPlan]:
     cluster = settings.cluster
     cluster.check_groups()
     checkpoint = find_checkpoint(cluster, settings.engine["decode"])
@@ -132,7 +133,7 @@ def _plan(settings: ClusterSettings, sockets: Path, log_level: str) -> tuple[Che
         check_port(cluster.host, cluster.port)
     except PortInUse as error:
         raise click.ClickException(f"{error}; choose another with --port") from error
-    plan = plan_model(settings, checkpoint, sockets, log_level)
+    plan = plan_model(settings, checkpoint, sockets, log)
     make_certificate(plan.router)  # fail on invalid files before anything starts
     return checkpoint, plan
 
@@ -152,7 +153,7 @@ def _serve_on_ray(
     config_file: Path | None,
     flags: Mapping[str, object],
     ray_address: str | None,
-    log_level: str,
+    log: LogSettings,
     report: ServiceReport,
 ) -> None:
     if not RAY.is_installed:
@@ -160,7 +161,7 @@ def _serve_on_ray(
     gpus = auto_gpus(ray_address)
     settings = read_settings(config_file, flags, ray_address, gpus)
     log_dir, is_temporary = _log_dir(settings.cluster.cluster.log_dir)
-    run_on_ray(plan_serving(settings, ray_address, log_dir, log_level, gpus), report)
+    run_on_ray(plan_serving(settings, ray_address, log_dir, log, gpus), report)
     if is_temporary:
         shutil.rmtree(log_dir, ignore_errors=True)
 

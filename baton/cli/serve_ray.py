@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from baton.cli.display.serve_banner import Banner
-from baton.cli.display.serve_progress import LineDisplay, ServeConsole
+from baton.cli.display.serve_progress import open_line_display
 from baton.cli.options.draft_source import with_draft_directories
 from baton.cli.options.model_source import find_checkpoint, servable
 from baton.deployment.local.cluster_plan import ClusterPlan, check_resources, plan_cluster
@@ -32,10 +32,12 @@ from baton.deployment.ray.settings import ROLES, ROUTER, SECTIONS, RaySettings
 from baton.engine.execution.visible_gpus import VisibleGpus, visible_gpus
 from baton.process.end_signals import EndSignals
 from baton.process.host_memory import host_memory
+from baton.process.log_settings import LogSettings
 from baton.router.http.certificate import make_certificate
 from baton.settings.config_file import read_config_file
 from baton.settings.values import OptionError, Value
 
+LOG_KEYS = ("log_level", "log_format")  # of the settings that are flags here
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a warning: num_gpus is always set
@@ -91,13 +93,15 @@ def read_settings(
     for name, options in settings.deployments.items():
         if options.autoscaling is not None:
             raise OptionError(f"{SECTIONS[name]}.autoscaling: `baton serve` has fixed sizes; use `serve deploy`")
+    if given := [name for name in LOG_KEYS if name in content]:
+        raise OptionError(f"{given[0]}: set --{given[0].replace('_', '-')}; the key is for `serve deploy`")
     if address is not None and not settings.shared.has_registry:
         raise OptionError("registry: --ray-address needs --registry, with a Redis that every node can reach")
     return settings
 
 
 def plan_serving(
-    settings: RaySettings, address: str | None, log_dir: Path, log_level: str, gpus: VisibleGpus
+    settings: RaySettings, address: str | None, log_dir: Path, log: LogSettings, gpus: VisibleGpus
 ) -> RayServing:
     """Plan the cluster. Raises OptionError, or ClickException if the model or the port cannot be used."""
     engines = with_draft_directories(settings.cluster.engine)
@@ -118,13 +122,13 @@ def plan_serving(
         log_dir=str(log_dir.resolve()),
     )
     planned, watch_key = with_watch_key(replace(settings.cluster, cluster=cluster))
-    plan = plan_cluster(planned, checkpoint, this_machine(), log_level=log_level)
+    plan = plan_cluster(planned, checkpoint, this_machine(), log=log)
     make_certificate(plan.router)  # fail on invalid files before anything starts
     if address is None:
         with servable(checkpoint.name):
             check_resources(plan, checkpoint.config, host_memory())
         planned = replace(planned, engine=_with_shares(settings, plan))
-    settings = replace(settings, cluster=planned, host=cluster.host, port=cluster.port, log_level=log_level)
+    settings = replace(settings, cluster=planned, host=cluster.host, port=cluster.port, log=log)
     with servable(checkpoint.name):
         banner = Banner.of(plan, checkpoint, log_dir, _without_auto_device(settings.cluster.engine, gpus), gpus)
     return RayServing(settings, plan, banner, address, log_dir, watch_key)
@@ -201,7 +205,7 @@ async def _serve(serving: RayServing, report: ServiceReport) -> None:
     signals = EndSignals()
     signals.listen()
     settings = serving.settings
-    display = LineDisplay(ServeConsole(highlight=False, soft_wrap=True), serving.banner)
+    display = open_line_display(serving.plan, serving.banner)
     async with AsyncExitStack() as stack:
         if not settings.shared.has_registry:
             redis = PrivateRedis(serving.log_dir / "redis.log")

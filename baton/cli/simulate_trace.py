@@ -47,6 +47,7 @@ ONLY_SERVING = set(options_of(SimulationConfig)) - set(POOLS) | {
     "first_token_id",
     "num_token_ids",
     "log_level",
+    "log_format",
 }
 
 

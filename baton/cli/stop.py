@@ -7,7 +7,7 @@ import rich_click as click
 
 from baton.cli.options.detached_servers import complete_names
 from baton.deployment.local.detached.folder import NAME, NAME_RULE, ServerFolder, server_folders
-from baton.deployment.local.detached.stop import MAX_TIMEOUT_S, NotRunning, OutOfReach, stop_server
+from baton.deployment.local.detached.stop import MAX_TIMEOUT_S, NotRunning, OutOfReach, StillRunning, stop_server
 
 
 @click.command(name="stop")
@@ -21,11 +21,13 @@ from baton.deployment.local.detached.stop import MAX_TIMEOUT_S, NotRunning, OutO
     type=click.FloatRange(0, MAX_TIMEOUT_S),
     help="Seconds to let running requests finish; the rest are cut off. Default: the server's --drain-timeout-s.",
 )
-def command(name: str | None, port: int | None, is_all: bool, timeout_s: float | None) -> None:
+@click.option("--force", is_flag=True, help="Cut off running requests now, and kill a server that does not end.")
+def command(name: str | None, port: int | None, is_all: bool, timeout_s: float | None, force: bool) -> None:
     """Stop the server NAME that `baton serve --detach` has started; without NAME, the only one there is.
 
-    Running requests may finish first, as after Ctrl-C. Returns once the server has ended. A process that is not a
-    detached server of this user is never stopped.
+    Running requests may finish first, as after Ctrl-C. Returns once the server has ended. Fails if that takes 30 s
+    longer than the server's drain timeout; `--force` then kills it. A process that is not a detached server of this
+    user is never stopped.
 
     \b
     Examples:
@@ -37,11 +39,16 @@ def command(name: str | None, port: int | None, is_all: bool, timeout_s: float |
         raise click.UsageError("give one of NAME, --port and --all")
     if timeout_s is not None and math.isnan(timeout_s):
         raise click.UsageError("--timeout-s: nan is not a number of seconds")
+    if force and timeout_s is not None:
+        raise click.UsageError("give one of --timeout-s and --force, which waits for no request")
     try:
         chosen = _chosen(name, port, is_all)
     except OSError as failed:
         raise click.ClickException(str(failed)) from failed
-    failures = [error for folder in chosen if (error := _stop(folder, timeout_s)) is not None]
+    if not chosen:
+        click.echo("No detached server runs")
+    wait_s = 0.0 if force else timeout_s
+    failures = [error for folder in chosen if (error := _stop(folder, wait_s)) is not None]
     if failures:
         raise click.ClickException("\n".join(failures))
 
@@ -74,7 +81,7 @@ def _stop(folder: ServerFolder, timeout_s: float | None) -> str | None:
         stopped = stop_server(folder, timeout_s)
     except NotRunning as error:
         return _not_running(folder, error)
-    except (OutOfReach, OSError) as error:
+    except (OutOfReach, StillRunning, OSError) as error:
         return str(error)
     what = f", which served {record.model} at {record.url}" if record is not None and record.url else ""
     cut = "; running requests were cut off" if stopped.was_cut else ""

@@ -25,8 +25,9 @@ from baton.deployment.local.supervisor import RestartPolicy
 from baton.offline.directory import CONFIG, LOGS, SOCKETS
 from baton.process.child import make_private_dir
 from baton.process.end_signals import EndSignals
-from baton.process.entry import ProcessOptions, log_level_flag, run_process
+from baton.process.entry import ProcessOptions, log_flags, run_process
 from baton.process.errors import PlainError
+from baton.process.log_settings import LogSettings
 from baton.process.pipes import read_pipe
 from baton.process.progress import ProgressReporter
 
@@ -40,20 +41,21 @@ class CannotServe(PlainError):
 @click.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--progress-fd", type=int)
-@log_level_flag
-def main(directory: Path, progress_fd: int | None, log_level: str) -> None:
+@log_flags
+def main(directory: Path, progress_fd: int | None, log_level: str, log_format: str) -> None:
     """Serve the config in DIRECTORY until standard input is closed."""
-    process = ProcessOptions(log_level=log_level, progress_fd=progress_fd, name="cluster")
-    run_process(process, lambda: _serve(directory, progress_fd, log_level))
+    log = LogSettings(log_level, log_format)
+    process = ProcessOptions(log=log, progress_fd=progress_fd, name="cluster")
+    run_process(process, lambda: _serve(directory, progress_fd, log))
 
 
-async def _serve(directory: Path, progress_fd: int | None, log_level: str) -> None:
+async def _serve(directory: Path, progress_fd: int | None, log: LogSettings) -> None:
     signals = EndSignals()
     signals.listen()
     reader, pipe = await read_pipe(STDIN_FD)
     watching = asyncio.create_task(_wait_end(reader, signals.stop))
     try:
-        await _cluster(directory, ProgressReporter(progress_fd), log_level).run(signals.stop, signals.kill)
+        await _cluster(directory, ProgressReporter(progress_fd), log).run(signals.stop, signals.kill)
     except Exception:
         if _is_abandoned():  # otherwise the LLM removes the directory, unless its error names a log there
             shutil.rmtree(directory, ignore_errors=True)
@@ -64,9 +66,9 @@ async def _serve(directory: Path, progress_fd: int | None, log_level: str) -> No
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _cluster(directory: Path, progress: ProgressReporter, log_level: str) -> LocalCluster:
+def _cluster(directory: Path, progress: ProgressReporter, log: LogSettings) -> LocalCluster:
     """Return the cluster of the config in a directory. Raises CannotServe or OptionError."""
-    plan, log_dir, key = _plan(directory, log_level)
+    plan, log_dir, key = _plan(directory, log)
 
     def listen(event: Event) -> None:
         if isinstance(event, ClusterReady):
@@ -86,7 +88,7 @@ def _cluster(directory: Path, progress: ProgressReporter, log_level: str) -> Loc
     )
 
 
-def _plan(directory: Path, log_level: str) -> tuple[ClusterPlan, Path, str]:
+def _plan(directory: Path, log: LogSettings) -> tuple[ClusterPlan, Path, str]:
     """Return the processes, the directory of their logs, and the router's key. Raises CannotServe or OptionError."""
     settings = load_settings(directory / CONFIG, {})
     sockets = directory / SOCKETS
@@ -94,7 +96,7 @@ def _plan(directory: Path, log_level: str) -> tuple[ClusterPlan, Path, str]:
     try:
         settings = replace(settings, engine=with_draft_directories(settings.engine))
         checkpoint = find_checkpoint(settings.cluster, settings.engine["decode"])
-        plan = plan_model(settings, checkpoint, sockets, log_level)
+        plan = plan_model(settings, checkpoint, sockets, log)
     except click.ClickException as error:
         raise CannotServe(error.message) from error
     given, keys = settings.cluster.log_dir, settings.router["api_key"]

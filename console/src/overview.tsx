@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart";
 import { clock, count, percent, rate, seconds } from "./format";
-import { Empty, Section, TableFrame } from "./parts";
+import { Empty, RequestLink, Section, TableFrame, Tile } from "./parts";
 import { PoolTable } from "./pools";
 import { RelayStrip } from "./relay";
 import type { Figures, ModelRow, RecentError, State } from "./state";
@@ -45,7 +45,7 @@ function Tiles({ model }: { model: ModelRow }) {
       <Tile name="TPOT p50" value={seconds(total.tpot_p50_s)} more={`p95 ${seconds(total.tpot_p95_s)}`} />
       <Tile name="Cache hits" value={percent(total.hit_rate)} more="of prompt tokens" />
       <Tile
-        name="Prefilled remotely"
+        name="Remote prefill"
         value={planned ? percent(total.remote / planned) : "–"}
         more={`${count(total.remote)} of ${count(planned)}`}
       />
@@ -58,19 +58,6 @@ function Tiles({ model }: { model: ModelRow }) {
       )}
       <Tile name="Errors" value={count(total.errors)} more="and refusals" alarm={total.errors > 0} />
     </dl>
-  );
-}
-
-function Tile(props: { name: string; value: string; unit?: string; more?: string; alarm?: boolean }) {
-  return (
-    <div class={props.alarm ? "tile tile-alarm" : "tile"}>
-      <dt>{props.name}</dt>
-      <dd>
-        <span class="tile-value num">{props.value}</span>
-        {props.unit && <span class="tile-unit"> {props.unit}</span>}
-        {props.more && <span class="tile-more num">{props.more}</span>}
-      </dd>
-    </div>
   );
 }
 
@@ -115,9 +102,6 @@ function Errors({ errors }: { errors: RecentError[] }) {
             <th scope="col">Time</th>
             <th scope="col">Status</th>
             <th scope="col">Error</th>
-            <th scope="col" class="wide">
-              Request
-            </th>
           </tr>
         </thead>
         <tbody>
@@ -128,9 +112,11 @@ function Errors({ errors }: { errors: RecentError[] }) {
               <td class="text">
                 {error.text}
                 {error.num > 1 && <span class="sub">{count(error.num)} requests in a row</span>}
-              </td>
-              <td class="wide">
-                <code>{error.request_id}</code>
+                {error.request_id && (
+                  <span class="sub">
+                    <RequestLink id={error.request_id} />
+                  </span>
+                )}
               </td>
             </tr>
           ))}

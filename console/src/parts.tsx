@@ -2,6 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { bytes, percent } from "./format";
+import { requestHref } from "./route";
 import type { Role, TierRow } from "./state";
 
 const ROLE_NAMES: Record<Role, string> = { prefill: "prefill", decode: "decode", both: "colocated", "": "unknown" };
@@ -88,4 +89,25 @@ export function TableFrame({ label, children, compact }: { label: string; childr
 
 export function Empty({ children }: { children: ComponentChildren }) {
   return <p class="empty">{children}</p>;
+}
+
+export function Tile(props: { name: string; value: string; unit?: string; more?: string; alarm?: boolean }) {
+  return (
+    <div class={props.alarm ? "tile tile-alarm" : "tile"}>
+      <dt>{props.name}</dt>
+      <dd>
+        <span class="tile-value num">{props.value}</span>
+        {props.unit && <span class="tile-unit"> {props.unit}</span>}
+        {props.more && <span class="tile-more num">{props.more}</span>}
+      </dd>
+    </div>
+  );
+}
+
+export function RequestLink({ id, text }: { id: string; text?: string }) {
+  return (
+    <a class="request-link" href={requestHref(id)} title={`Timeline of ${id}`}>
+      {text ?? <code>{id}</code>}
+    </a>
+  );
 }

@@ -3,7 +3,7 @@
 import { useRef, useState } from "preact/hooks";
 import { complete, NOTHING, type Mode, type Outcome, type Prompt, type Settings } from "./completion";
 import { count, seconds } from "./format";
-import { Section } from "./parts";
+import { RequestLink, Section } from "./parts";
 
 const FIRST: Settings = { temperature: "0.7", top_p: "", top_k: "", max_tokens: "128", seed: "", plan: "", schema: "" };
 const SECOND: Settings = { ...FIRST, temperature: "0" };
@@ -160,6 +160,7 @@ function SettingsFields({ name, settings, change }: { name: string; settings: Se
 function OutcomeView({ name, outcome }: { name: string; outcome: Outcome }) {
   const decode_s = outcome.total_s != null && outcome.ttft_s != null ? outcome.total_s - outcome.ttft_s : null;
   const tpot_s = decode_s != null && outcome.numTokens != null && outcome.numTokens > 1 ? decode_s / (outcome.numTokens - 1) : null;
+  const id = outcome.headers.find(([header]) => header === "x-request-id")?.[1];
   return (
     <section class="outcome-view" aria-label={name} aria-busy={outcome.running}>
       <header class="outcome-head">
@@ -170,6 +171,7 @@ function OutcomeView({ name, outcome }: { name: string; outcome: Outcome }) {
           <span>total {seconds(outcome.total_s)}</span>
           <span>{count(outcome.numTokens)} tokens</span>
           <span>{outcome.running ? "running" : outcome.finish || "–"}</span>
+          {id && <RequestLink id={id} text="Timeline" />}
         </span>
       </header>
       {outcome.reasoning && <pre class="output reasoning">{outcome.reasoning}</pre>}

@@ -1,7 +1,7 @@
 // The way of requests: queued, prefill, handover, decode. As a strip of counts, or as lanes with each request.
 
 import { count, seconds } from "./format";
-import { Empty } from "./parts";
+import { Empty, RequestLink } from "./parts";
 import type { ModelRow, RequestRow, StageName, StageRow } from "./state";
 
 const STAGES: Record<StageName, { title: string; meaning: string }> = {
@@ -59,8 +59,8 @@ export function RequestLanes({ model }: { model: ModelRow }) {
             </p>
           )}
           <ul>
-            {row.requests.map((request) => (
-              <Card key={`${request.id}-${request.index}`} request={request} stage={row.stage} />
+            {row.requests.map((request, place) => (
+              <Card key={place} request={request} stage={row.stage} />
             ))}
           </ul>
           {numIn(row, model) === 0 && <Empty>none</Empty>}
@@ -73,13 +73,13 @@ export function RequestLanes({ model }: { model: ModelRow }) {
 
 function Card({ request, stage }: { request: RequestRow; stage: StageName }) {
   const share = request.max_tokens ? Math.min(1, request.tokens / request.max_tokens) : 0;
-  const name = request.index ? `${request.id} · ${request.index}` : request.id;
   return (
     <li class="card">
       <div class="card-head">
-        <code class="card-id" title={name}>
-          {name}
-        </code>
+        <span class="card-id">
+          <RequestLink id={request.id} />
+          {request.index > 0 && ` · ${request.index}`}
+        </span>
         <span class="num">{seconds(request.age_s)}</span>
       </div>
       {request.decode && (

@@ -52,6 +52,17 @@ export interface RecentError {
   num: number;
 }
 
+export interface RecentRequest {
+  id: string;
+  model: string; // empty: the request named none that is served
+  begun_at: number;
+  duration_s: number;
+  ttft_s: number | null;
+  prompt_tokens: number | null;
+  output_tokens: number | null;
+  error: string; // empty: it did not fail
+}
+
 export interface ModelRow {
   name: string;
   ready: boolean;
@@ -119,4 +130,6 @@ export interface State {
   pools: PoolRow[];
   workers: WorkerRow[];
   num_workers: number;
+  keeps_timelines: boolean;
+  recent: RecentRequest[];
 }

@@ -124,10 +124,10 @@ function WorkerLine({ worker, onOrder }: { worker: WorkerRow; onOrder: ((order: 
       </td>
       <td data-label="State">
         <StateLabel state={worker.state} />
+        {worker.error && <span class="sub error-text">{worker.error}</span>}
       </td>
       <td data-label="KV in use">
         {known && <Meter value={worker.kv_used} label={`KV in use on ${worker.id}`} />}
-        {worker.error && <span class="sub error-text">{worker.error}</span>}
         <Tiers tiers={worker.tiers} />
       </td>
       <td class="right num" data-label="Running">{known ? count(worker.running) : "–"}</td>

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from baton.deployment.local.cluster_config import ClusterSettings
+from baton.deployment.local.cluster_config import ClusterConfig, ClusterSettings
 from baton.deployment.local.gpus import place_on_gpus
 from baton.deployment.local.lora_paths import with_lora_paths
 from baton.deployment.local.machine import Machine, NearCores
@@ -16,11 +16,14 @@ from baton.engine.errors import UnsupportedModel
 from baton.engine.execution.cores import format_cores, parse_cores
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.engine.kv.dtype import default_kv_bytes, kv_cache_dtype
-from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.engine.kv.state_layout import check_recurrent
+from baton.engine.parallel.tensor_shard import TensorShard
+from baton.engine.speculation.drafts import draft_of
 from baton.extras import NIXL, OPENTELEMETRY
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.child import ProcessSpec
 from baton.process.host_memory import HostMemory
+from baton.process.log_settings import DEFAULT_LOG, LogSettings
 from baton.router.auth.cache_secret import new_cache_secret
 from baton.router.config import RouterConfig
 from baton.router.secrets import without_secrets
@@ -55,7 +58,7 @@ class ClusterPlan:
     router: RouterConfig
     workers: tuple[WorkerConfig, ...]
     rendezvous: RendezvousConfig | None = None  # None: no worker groups
-    log_level: str = "info"
+    log: LogSettings = DEFAULT_LOG
 
     @property
     def url(self) -> str:
@@ -67,37 +70,32 @@ class ClusterPlan:
         """Return the processes of the router and the workers, the router first."""
         command = ("baton", "router") if self.router.processes > 1 else ("baton.router",)
         config, secrets = without_secrets(self.router)
-        router = _spec("router", [*command, *_common(self.log_level), *flags_of(config)], log_dir, secrets)
+        router = _spec("router", [*command, *self.log.flags, *flags_of(config)], log_dir, secrets)
         if self.router.processes == 1:  # `baton router` supervises several itself
             router = replace(router, heartbeat_timeout_s=self.router.heartbeat_timeout_s)
         return [router, *(self._worker_spec(worker, log_dir) for worker in self.workers)]
 
     def rendezvous_specs(self, log_dir: Path) -> list[ProcessSpec]:
         """Return the rendezvous process if there are worker groups."""
-        return [] if self.rendezvous is None else [rendezvous_spec(self.rendezvous, log_dir, self.log_level)]
+        return [] if self.rendezvous is None else [rendezvous_spec(self.rendezvous, log_dir, self.log)]
 
     def _worker_spec(self, worker: WorkerConfig, log_dir: Path) -> ProcessSpec:
         num_threads = worker.engine.num_threads
         env = {"OMP_NUM_THREADS": str(num_threads)} if num_threads is not None else {}
         env |= ALLOCATOR
-        words = [*WORKER_COMMAND, *_common(self.log_level), *flags_of(worker)]
+        words = [*WORKER_COMMAND, *self.log.flags, *flags_of(worker)]
         return replace(_spec(worker.worker_id, words, log_dir, env), private_dir=_parent(worker.uds))
 
 
-def rendezvous_spec(config: RendezvousConfig, log_dir: Path, log_level: str) -> ProcessSpec:
+def rendezvous_spec(config: RendezvousConfig, log_dir: Path, log: LogSettings) -> ProcessSpec:
     """Return the process of a rendezvous."""
-    words = ["baton.membership.rendezvous", *_common(log_level), *flags_of(config)]
+    words = ["baton.membership.rendezvous", *log.flags, *flags_of(config)]
     return replace(_spec(RENDEZVOUS, words, log_dir, {}), private_dir=_parent(config.uds))
 
 
 def _parent(uds: str | None) -> Path | None:
     """Return the directory of a Unix socket."""
     return None if uds is None else Path(uds).parent
-
-
-def _common(log_level: str) -> list[str]:
-    """Return the flags of every process."""
-    return [f"--log-level={log_level}"]
 
 
 def _spec(name: str, words: list[str], log_dir: Path, env: dict[str, str]) -> ProcessSpec:
@@ -130,7 +128,7 @@ def plan_cluster(
     checkpoint: Checkpoint,
     machine: Machine,
     sockets: Path | None = None,
-    log_level: str = "info",
+    log: LogSettings = DEFAULT_LOG,
 ) -> ClusterPlan:
     """Make the config of every process. Workers share cores, GPUs and KV memory evenly unless the settings set them.
 
@@ -183,7 +181,7 @@ def plan_cluster(
         **{name: settings.worker[name] for name in SHARED if name in settings.worker},  # type: ignore[arg-type]
         **{**_cache_secret(sockets), **options},  # type: ignore[arg-type]  # checked when they were read
     )
-    return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log_level=log_level)
+    return ClusterPlan(router=router, workers=workers, rendezvous=rendezvous, log=log)
 
 
 def _check_dtypes(workers: Sequence[WorkerConfig]) -> None:
@@ -239,6 +237,8 @@ def _engine(
         raise OptionError(f"max_model_len: {wanted} tokens exceed the checkpoint's context of {longest}{hint}")
     try:
         kv_cache_dtype(checkpoint.config, engine.kv_cache_dtype)
+        if checkpoint.config.recurrent is not None:
+            _check_recurrent(cluster, role, checkpoint.config, engine)
     except UnsupportedModel as error:
         raise OptionError(str(error)) from error
     if not engine.is_on_cpu:  # the engine sizes its own cache
@@ -247,11 +247,18 @@ def _engine(
     assert isinstance(store_bytes, int)
     free_bytes = machine.memory_bytes - store_bytes
     if "kv_cache_memory_bytes" not in given:
-        draft = DraftCheckpoint.of(engine, checkpoint.config)
+        draft = draft_of(engine, checkpoint.config)
         token_bytes = draft.token_bytes if draft is not None else 0
         kv_bytes = default_kv_bytes(free_bytes, cluster.num_ranks, checkpoint.config, engine, token_bytes)
         engine = replace(engine, kv_cache_memory_bytes=kv_bytes)
     return with_weights_memory(engine, checkpoint.config, free_bytes, cluster.num_ranks)
+
+
+def _check_recurrent(cluster: ClusterConfig, role: Role, model: ModelConfig, engine: EngineConfig) -> None:
+    """Raise UnsupportedModel if a role's ranks cannot divide a model with recurrent layers."""
+    shard = TensorShard(size=cluster.num_tensor_ranks(role), has_whole_experts=cluster.num_expert_ranks(role) > 1)
+    check_recurrent(engine, model, shard.kv_parts(model, engine.kv_shards))
+    shard.check(model)
 
 
 def _parse_cores(text: str) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from baton.deployment.local.ports import check_port
 from baton.deployment.local.process_states import STATES_FILE, StatesWriter
 from baton.deployment.local.supervisor import GaveUp, RestartPolicy, Supervisor, end_all
 from baton.process.child import ProcessSpec
+from baton.process.log_settings import LogSettings
 from baton.process.progress import ProgressReporter, Ready
 from baton.router.auth.cache_secret import new_cache_secret
 from baton.router.config import RouterConfig
@@ -87,7 +88,7 @@ class RouterGroup:
                     self._ready()
 
 
-async def run_group(config: RouterConfig, log_level: str) -> None:
+async def run_group(config: RouterConfig, log: LogSettings) -> None:
     """Run `config.processes` router processes until SIGTERM or SIGINT; a second signal kills them.
 
     Raises PortInUse, OSError, or RouterGroupFailed with the error of the process.
@@ -113,7 +114,7 @@ async def run_group(config: RouterConfig, log_level: str) -> None:
         )
         if config.registry is None and config.cache_secret is None:  # the processes must share one
             shared = replace(shared, cache_secret=new_cache_secret())
-        specs = [_spec(replace(shared, process=number), log_level) for number in range(config.processes)]
+        specs = [_spec(replace(shared, process=number), log) for number in range(config.processes)]
         states = StatesWriter(states_path, [spec.name for spec in specs])
         stack.callback(states.close)
 
@@ -136,10 +137,10 @@ def _hold_port(stack: ExitStack, host: str, port: int) -> int:
     return held
 
 
-def _spec(config: RouterConfig, log_level: str) -> ProcessSpec:
+def _spec(config: RouterConfig, log: LogSettings) -> ProcessSpec:
     config, secrets = without_secrets(config)
     # -P: do not import from the current directory, which may have a package with the same name.
-    argv = (sys.executable, "-P", "-m", "baton.router", f"--log-level={log_level}", *flags_of(config))
+    argv = (sys.executable, "-P", "-m", "baton.router", *log.flags, *flags_of(config))
     name, env = f"router-{config.process}", {"PYTHONUNBUFFERED": "1", **secrets}
     directory = None if config.group_dir is None else Path(config.group_dir)
     return ProcessSpec(name, argv, None, env, private_dir=directory, heartbeat_timeout_s=config.heartbeat_timeout_s)

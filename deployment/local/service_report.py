@@ -13,10 +13,10 @@ class ServiceReport:
         self._manager = manager
         self.record = record
 
-    def is_starting(self, model: str, url: str) -> None:
-        """Record the model, by its name for clients, and the URL."""
+    def is_starting(self, model: str, url: str, drain_timeout_s: float) -> None:
+        """Record the model, by its name for clients, the URL, and how long a shutdown waits for requests."""
         if self.record is not None:
-            self.record.is_starting(model, url)
+            self.record.is_starting(model, url, drain_timeout_s)
 
     def and_to(self, listener: Listener) -> Listener:
         """Return a listener that passes each event on to another one, and reports it."""

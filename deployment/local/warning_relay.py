@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.deployment.local.events import Listener, Warned
+from baton.process.log_records import LogRecord, read_record
 
 PERIOD_S = 0.5
 MAX_READ_BYTES = 1 << 20  # of a log at once; the rest is read next time
 MAX_WARNINGS = 20  # relayed in total
 MAX_CHARS = 400  # of one warning
-# A record as process/logs.py formats it: time, level, process, logger, message.
-RECORD = re.compile(r"\S+Z (?:WARNING|ERROR|CRITICAL) +\S+ (?P<logger>\S+): (?P<message>.+)")
+RELAYED_LEVELS = ("WARNING", "ERROR", "CRITICAL")
 # The reason why a process ended is in the Died event; Python's warnings are for developers.
 IGNORED_LOGGERS = ("baton.process.entry", "py.warnings")
 LOGGER_PREFIX = "baton."
 NUMBERS = re.compile(r"[0-9a-f-]{8,}|\d+")  # ids and counts, in which otherwise equal warnings differ
 
 
-def _is_relayed(logger: str) -> bool:
-    return logger.startswith(LOGGER_PREFIX) and logger not in IGNORED_LOGGERS
+def _is_relayed(record: LogRecord) -> bool:
+    is_ours = record.logger.startswith(LOGGER_PREFIX) and record.logger not in IGNORED_LOGGERS
+    return is_ours and record.level in RELAYED_LEVELS
 
 
 @dataclass(slots=True)
@@ -67,9 +68,10 @@ class WarningRelay:
         """Relay the new warnings."""
         for log in self._logs:
             for line in log.new_lines():
-                record = RECORD.fullmatch(line)
-                if record is not None and _is_relayed(record["logger"]):
-                    self._relay(log.name, record["message"])
+                record = read_record(line)
+                if record is not None and _is_relayed(record):
+                    named = f"[{record.request_id}] " if record.request_id else ""
+                    self._relay(log.name, named + record.text.partition("\n")[0])
 
     def _relay(self, name: str, message: str) -> None:
         kind = NUMBERS.sub("#", message)

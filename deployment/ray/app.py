@@ -20,6 +20,7 @@ from baton.deployment.ray.settings import RENDEZVOUS, ROLES, ROUTER, RaySettings
 # The policy that sizes both pools: an application's `autoscaling_policy` in Serve's config file.
 AUTOSCALING_POLICY = "baton.deployment.ray.scaling:PoolsPolicy"
 WAIT_LOOP_S = 0.2  # Serve's poll interval at shutdown; the processes drain themselves
+JSON_LOG: dict[str, Any] = {"encoding": "JSON"}  # of what Serve itself logs
 WORKER_ONGOING = 16  # Serve sends workers no tokens to compute, only requests for their id
 
 
@@ -86,6 +87,7 @@ def _deployment(settings: RaySettings, name: str, replica: type, max_ongoing: in
     actor = actor_options(settings, name)
     if options.label_selector and not bundles:  # a placement group has selectors of its own
         actor["label_selector"] = dict(options.label_selector)
+    log: dict[str, Any] = {"logging_config": JSON_LOG} if settings.log.format == "json" else {}
     if options.runtime_env:
         actor["runtime_env"] = dict(options.runtime_env)
     return serve.deployment(
@@ -97,5 +99,6 @@ def _deployment(settings: RaySettings, name: str, replica: type, max_ongoing: in
         graceful_shutdown_wait_loop_s=WAIT_LOOP_S,
         graceful_shutdown_timeout_s=settings.shutdown_timeout_s(name),
         **size,
+        **log,
         **(bundles[0] if bundles else {}),
     )(replica)

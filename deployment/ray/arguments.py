@@ -20,6 +20,7 @@ from baton.deployment.ray.settings import (
     SharedOptions,
 )
 from baton.engine.execution.visible_gpus import visible_gpus
+from baton.process.log_settings import LogSettings
 from baton.router.auth.api_key import hidden
 from baton.settings.config_file import as_section, build, check_section, pick
 from baton.settings.names import Role
@@ -78,6 +79,7 @@ def read_ray_settings(
         has_router=has_router,
         host=cluster.cluster.host if "host" in given else None,
         port=cluster.cluster.port if "port" in given else 0,
+        log=LogSettings(shared.log_level, shared.log_format),
     )
     check_deployments(settings)
     return settings

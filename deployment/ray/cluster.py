@@ -23,7 +23,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from baton.deployment.local.events import ClusterReady, Ending, Listener, Progressed, process_age_s
 from baton.deployment.local.router_view import num_open_requests, router_client, view_router
-from baton.deployment.ray.app import router_application, workers_application
+from baton.deployment.ray.app import JSON_LOG, router_application, workers_application
 from baton.deployment.ray.connection import RayFailed
 from baton.deployment.ray.settings import ROLES, RaySettings
 from baton.process.progress import Ready
@@ -88,7 +88,8 @@ class RayCluster:
         if known := {WORKERS_APP, ROUTER_APP} & serve.status().applications.keys():
             raise RayFailed(f"this Ray cluster already has applications with these names: {', '.join(sorted(known))}")
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(proxy_location="Disabled")  # no HTTP proxy: clients connect to the router
+        log = JSON_LOG if self._settings.log.format == "json" else None
+        serve.start(proxy_location="Disabled", logging_config=log)  # no HTTP proxy: clients connect to the router
         apps = {WORKERS_APP: workers_application(self._settings), ROUTER_APP: router_application(self._settings)}
         serve.run_many(
             [serve.RunTarget(app, name, route_prefix=None) for name, app in apps.items()],

@@ -120,7 +120,7 @@ def rendezvous_process(settings: RaySettings, rendezvous_id: str, place: Place) 
         tls_ca=shared.tls_ca,
         tls_server_name=shared.tls_server_name,
     )
-    spec = rendezvous_spec(config, _log_dir(settings), settings.log_level)
+    spec = rendezvous_spec(config, _log_dir(settings), settings.log)
     log_path = _log_dir(settings) / f"{rendezvous_id}.log"
     with _with_registry(replace(spec, name=rendezvous_id, log_path=log_path), settings) as complete:
         yield complete
@@ -160,7 +160,7 @@ def _plan(settings: RaySettings, role: Role | None, machine: Machine) -> Cluster
     cluster = replace(cluster, expert_parallel=1, prefill_expert_parallel=1)
     checkpoint = _checkpoint(settings, role or "decode")
     check_experts(checkpoint.config, checkpoint.name, max(map(settings.cluster.cluster.num_expert_ranks, ROLES)))
-    return plan_cluster(replace(settings.cluster, cluster=cluster), checkpoint, machine, log_level=settings.log_level)
+    return plan_cluster(replace(settings.cluster, cluster=cluster), checkpoint, machine, log=settings.log)
 
 
 def _checkpoint(settings: RaySettings, role: Role) -> Checkpoint:

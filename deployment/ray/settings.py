@@ -7,6 +7,7 @@ from pathlib import Path
 from baton.deployment.local.cluster import END_MARGIN_S
 from baton.deployment.local.cluster_config import POOL_KEYS, ClusterSettings, worker_options
 from baton.deployment.ray.options import DeploymentOptions
+from baton.process.log_settings import DEFAULT_LOG, FORMAT_HELP, LEVEL_HELP, LogFormat, LogLevel, LogSettings
 from baton.settings.names import Role
 from baton.settings.options import LEASE_S, TLS_CA, TLS_CERT, TLS_KEY, TLS_SERVER_NAME, option
 from baton.settings.registry_url import parse_registry_url
@@ -37,6 +38,8 @@ class SharedOptions:
     tls_key: str | None = option(None, TLS_KEY)
     tls_ca: str | None = option(None, TLS_CA)
     tls_server_name: str | None = option(None, TLS_SERVER_NAME)
+    log_level: LogLevel = option("info", LEVEL_HELP)
+    log_format: LogFormat = option("text", FORMAT_HELP)
 
     @property
     def has_registry(self) -> bool:
@@ -54,7 +57,7 @@ class RaySettings:
     has_router: bool = True
     host: str | None = None  # listen address of routers; None: the node's address
     port: int = 0  # of each router; 0: a free port, so that clients must use Serve's HTTP server
-    log_level: str = "info"
+    log: LogSettings = DEFAULT_LOG
 
     def registry_url(self) -> str:
         """Return the registry's URL, read from `registry_file` if set. Raises OptionError."""

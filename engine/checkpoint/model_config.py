@@ -75,18 +75,26 @@ def model_config_of(engine: EngineConfig) -> ModelConfig:
 
 
 def read_model_config(
-    directory: Path, dtype: str = "auto", *, on_cpu: bool = True, overrides: Mapping[str, object] | None = None
+    directory: Path,
+    dtype: str = "auto",
+    *,
+    on_cpu: bool = True,
+    overrides: Mapping[str, object] | None = None,
+    architecture: str | None = None,
 ) -> ModelConfig:
     """Read and validate a checkpoint's configuration.
 
     `dtype` is auto (the checkpoint's own), bfloat16, float16 or float32; on a CPU, float16 is replaced. `overrides`
-    replace values of config.json. Raises UnsupportedModel for an architecture or option that is not implemented,
-    InvalidCheckpoint for a file that is missing or invalid, and for overrides without an effect.
+    replace values of config.json, and `architecture` the one named there. Raises UnsupportedModel for an architecture
+    or option that is not implemented, InvalidCheckpoint for a file that is missing or invalid, and for overrides
+    without an effect.
     """
     _refuse_gguf(directory)
     config = JsonObject.read(directory / "config.json")
     overrides = overrides or {}
-    if "architectures" in overrides:
+    if architecture is not None:
+        config = config.changed({"architectures": [architecture]})
+    elif "architectures" in overrides:
         config = config.changed({"architectures": overrides["architectures"]})
     architecture = read_architecture(config)
     family = family_of(architecture)

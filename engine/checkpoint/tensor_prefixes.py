@@ -12,9 +12,10 @@ Prefixes = tuple[tuple[str, str], ...]  # pairs of a prefix in the files and the
 def under_model(tensors: Mapping[str, StoredTensor], prefixes: Prefixes = ()) -> dict[str, StoredTensor]:
     """Return the tensors under the names of a language model.
 
-    Some embedding checkpoints lack the prefix `model.`. A model for text and images has others, listed in `prefixes`.
+    Some embedding checkpoints lack the prefix `model.`. A model for text and images has others, listed in `prefixes`,
+    and a draft head may have or lack the prefix.
     """
-    if EMBEDDING in tensors and PREFIX + EMBEDDING not in tensors:
+    if EMBEDDING in tensors and PREFIX + EMBEDDING not in tensors and ("", PREFIX) not in prefixes:
         prefixes = ((HEAD, HEAD), ("", PREFIX))
     names = {name: _renamed(name, prefixes) for name in tensors}
     return {new: replace(tensors[old], name=new) for old, new in names.items()}

@@ -126,6 +126,10 @@ class Weights:
         self._count(found)
         return StoredMatrix(view, part_of_scales(self._view(found), shape, block, part))
 
+    def take_integers(self, name: str, *shape: int) -> Tensor:
+        """Return a copy of a tensor of integers of this shape, as int64 on the model's device; raises like `peek`."""
+        return self._viewed(find_tensor(self._tensors, name, (shape,), INTEGERS), WHOLE).to(self.device, torch.int64)
+
     def peek_bytes(self, name: str, *shape: int, part: Part = WHOLE) -> Tensor:
         """Return a read-only view of a tensor of bytes, or of a part of it, like `peek`."""
         return self._viewed(find_tensor(self._tensors, name, (shape,), BYTES), part)

@@ -25,13 +25,31 @@ class StateBlocks:
     sources: Tensor  # [num_seqs, num_state_blocks] int64
     targets: Tensor  # the same; equal to `sources` if the state is updated in place
     new_rows: Tensor  # [num_new] int64: sequences that begin with this step; their state is zero, whatever sources hold
+    # [num_cleared] int64: blocks of KV that begin with this step, and are cleared first. They may have held states,
+    # which are perhaps not finite if they are read as KV, and attention multiplies unused slots by zero.
+    cleared: Tensor
 
     def on(self, device: torch.device) -> "StateBlocks":
         """Return the blocks on `device`, copied asynchronously in a single transfer."""
-        numbers = torch.cat([self.sources.flatten(), self.targets.flatten(), self.new_rows])
-        sizes = [self.sources.numel(), self.targets.numel(), len(self.new_rows)]
-        sources, targets, new_rows = to_device_async(numbers, device).split_with_sizes(sizes)
-        return StateBlocks(sources.view(self.sources.shape), targets.view(self.targets.shape), new_rows)
+        num_seqs, num_blocks = self.sources.shape
+        return self.split(to_device_async(self.joined(), device), num_seqs, num_blocks, len(self.new_rows))
+
+    def clear(self, pool: Tensor) -> None:
+        """Clear the blocks `cleared` of a pool."""
+        if len(self.cleared):
+            pool.view(torch.uint8).index_fill_(0, self.cleared, 0)
+
+    def joined(self) -> Tensor:
+        """Return all numbers in one tensor."""
+        return torch.cat([self.sources.flatten(), self.targets.flatten(), self.new_rows, self.cleared])
+
+    @staticmethod
+    def split(numbers: Tensor, num_seqs: int, num_blocks: int, num_new: int) -> "StateBlocks":
+        """Return the blocks that `joined` made one tensor."""
+        count = num_seqs * num_blocks
+        sizes = [count, count, num_new, len(numbers) - 2 * count - num_new]
+        sources, targets, new_rows, cleared = numbers.split_with_sizes(sizes)
+        return StateBlocks(sources.view(num_seqs, -1), targets.view(num_seqs, -1), new_rows, cleared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +77,9 @@ class Batch:
     rotary_positions: Tensor | None = None
     images: ImageTokens | None = None  # on the model's device; not sent to other ranks, like the field above
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
-    adapters: tuple[int, ...] = ()  # number of each sequence's LoRA adapter, 0 for none; empty: no sequence has one
-    states: StateBlocks | None = None  # of recurrent layers; None: the model has none; not sent to other ranks
+    adapters: tuple[int, ...] = ()  # number of each sequence's LoRA matrices, 0 for none; empty: no sequence has one
+    states: StateBlocks | None = None  # of recurrent layers; None: the model has none
+    keeps_states: bool = True  # hidden states of its tokens, if a draft head reads them; not sent to other ranks
 
     @property
     def num_tokens(self) -> int:
@@ -135,28 +154,33 @@ class PooledOutput:
     sums: Tensor  # [len(batch.pooled), hidden] float64: of the hidden states after the final norm
 
 
-NUM_SIZES = 7  # at the front of a packed batch
+NUM_SIZES = 10  # at the front of a packed batch
 
 
 def pack(batch: Batch) -> Tensor:
     """Pack a batch on the CPU into one int64 tensor, to send it to another process."""
     num_logits = batch.logits_indices.shape[0]
-    others = batch.other_groups
+    others, states = batch.other_groups, batch.states
     sizes = [
         *(batch.num_tokens, batch.num_seqs, batch.block_tables.shape[1], num_logits, batch.num_decodes),
         *(len(others), len(batch.adapters)),
+        *((states.sources.shape[1], len(states.new_rows), len(states.cleared)) if states is not None else (0, 0, 0)),
     ]
     adapters = torch.tensor(batch.adapters, dtype=torch.int64)
     more = [tensor.flatten() for other in others for tensor in (other.slot_mapping, other.block_tables)]
+    if states is not None:
+        more.append(states.joined())
     return torch.cat([torch.tensor(sizes), *batch.device_tensors(), batch.block_tables.flatten(), *more, adapters])
 
 
 def unpack(numbers: Tensor) -> Batch:
     """Return the batch that `pack` packed."""
-    num_tokens, num_seqs, max_blocks, num_logits, num_decodes, num_others, num_adapted = numbers[:NUM_SIZES].tolist()
+    num_tokens, num_seqs, max_blocks, num_logits, num_decodes, num_others, *more = numbers[:NUM_SIZES].tolist()
+    num_adapted, num_state_blocks, num_new, num_cleared = more
     sizes = [num_tokens] * 3 + [num_seqs + 1, num_seqs, num_logits, num_seqs * max_blocks]
-    sizes += [num_tokens, num_seqs * max_blocks] * num_others + [num_adapted]
-    *tensors, adapters = numbers[NUM_SIZES:].split_with_sizes(sizes)
+    sizes += [num_tokens, num_seqs * max_blocks] * num_others
+    sizes += [2 * num_seqs * num_state_blocks + num_new + num_cleared, num_adapted]
+    *tensors, states, adapters = numbers[NUM_SIZES:].split_with_sizes(sizes)
     return Batch(
         token_ids=tensors[0],
         positions=tensors[1],
@@ -173,4 +197,5 @@ def unpack(numbers: Tensor) -> Batch:
             for slots, tables in zip(tensors[7::2], tensors[8::2], strict=True)
         ),
         adapters=tuple(adapters.tolist()),
+        states=StateBlocks.split(states, num_seqs, num_state_blocks, num_new) if num_state_blocks else None,
     )

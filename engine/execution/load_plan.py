@@ -26,7 +26,8 @@ from baton.engine.models.causal_lm import CausalLM
 from baton.engine.offload.check import check_offload
 from baton.engine.parallel.tensor_parallel import TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
-from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.engine.speculation.drafts import Draft, draft_of
+from baton.engine.speculation.heads.head_checkpoint import HeadCheckpoint
 
 FINGERPRINT_DIGITS = 15  # hex digits of a fingerprint that ranks compare: as many as an int64 holds
 
@@ -41,23 +42,26 @@ class LoadPlan:
     num_parts: int  # shards of a block of the whole model
     layout: KVCacheLayout
     groups: KVGroups
-    draft: DraftCheckpoint | None  # None: there is no draft model
+    draft: Draft | None  # None: there is neither a draft model nor a head
 
     @classmethod
     def of(cls, config: EngineConfig, whole: ModelConfig, shard: TensorShard, *, is_expert_parallel: bool) -> Self:
         """Return the plan. Raises UnsupportedModel for options that do not go with the model or with each other."""
-        check_recurrent(config, whole, shard.size, is_expert_parallel=is_expert_parallel)
         shard.check(whole)
         check_adaptable(config, whole, is_expert_parallel=is_expert_parallel)
         check_offload(config, whole, shard.size, is_expert_parallel=is_expert_parallel)
         num_parts = shard.kv_parts(whole, config.kv_shards)
+        check_recurrent(config, whole, num_parts)
         groups = KVGroups.of(config, whole)
         try:
             layout = KVCacheLayout.of(whole, config.block_size, num_parts, shard.size, config.kv_cache_dtype, groups)
         except ValueError as error:
             raise UnsupportedModel(f"kv_shards: {error}") from error
-        groups = groups.with_states(config, whole, layout.block_bytes)
-        return cls(config, whole, shard, num_parts, layout, groups, DraftCheckpoint.of(config, whole))
+        groups = groups.with_states(config, whole, layout.block_bytes // layout.num_parts, num_parts)
+        draft = draft_of(config, whole)
+        if isinstance(draft, HeadCheckpoint):
+            draft.check_group(is_expert_parallel=is_expert_parallel)
+        return cls(config, whole, shard, num_parts, layout, groups, draft)
 
     def fingerprint(self, weights_revision: str) -> str:
         """Return the fingerprint of the KV that the model computes with these weights."""

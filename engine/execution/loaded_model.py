@@ -23,14 +23,15 @@ from baton.engine.kv.capacity import configured_context
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.kv.origin import KVOrigin, check_mixable, quantization_name
-from baton.engine.lora.adapted_linears import AdaptedLinears
+from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.offload.factory import WeightsSource, load_with_offload
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.pooling.config import PoolingConfig
-from baton.engine.speculation.draft_model import DraftModel, DraftWeights
+from baton.engine.speculation.draft_weights import load_draft
+from baton.engine.speculation.model_drafter import TwinModel
 from baton.engine.vision.encoder import VisionEncoder
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,8 @@ class LoadedModel:
     generates: bool  # False for an embedding checkpoint without an output layer
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
     vision: VisionEncoder | None = None  # None: the model takes no images
-    adapted: AdaptedLinears | None = None  # None: adapters are not enabled
-    draft_model: DraftModel | None = None  # None: there is none, or rank 0 has it
+    adapted: AdaptedLayers | None = None  # None: adapters are not enabled
+    draft_model: TwinModel | None = None  # or a draft head; None: there is none, or rank 0 has it
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -134,11 +135,12 @@ def _load(
         ),
     )
     model = offloaded.model
-    draft = DraftWeights.load(plan.draft, device) if plan.draft is not None and plan.shard.rank == 0 else None
+    weights = load_draft(plan.draft, model, device) if plan.draft is not None and plan.shard.rank == 0 else None
     records = may_record and can_be_recorded(model)
     if is_measured:
         size = plan.measured_size(model, size.max_model_len, tensor, records=records)
     pool = _pool(plan.layout.pool_shape(size.num_blocks), plan.layout.dtype, device, allocate_pool)
+    draft = None if weights is None else weights.with_blocks(size.num_blocks, plan.whole.eos_token_ids)
     origin = KVOrigin(quantization_name(config, plan.whole), plan.fingerprint(weights_hash.revision()))
     if tensor is not None:
         tensor.barrier()
@@ -161,7 +163,7 @@ def _load(
         generates=model.has_head,
         vision=model.vision,
         adapted=model.adapted,
-        draft_model=None if draft is None else draft.with_blocks(size.num_blocks, plan.whole.eos_token_ids),
+        draft_model=draft,
     )
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.execution.batch import Batch, GroupBlocks, StateBlocks
+from baton.engine.execution.batch import Batch
+from baton.engine.execution.batch_builder import BatchBuilder
 from baton.engine.execution.device import to_device_async
 from baton.engine.execution.in_flight_step import HostCopy, LaunchedStep
 from baton.engine.grammar.masks import GrammarMasks
@@ -15,7 +15,6 @@ from baton.engine.kv.groups import KVGroups
 from baton.engine.models import Model
 from baton.engine.outputs import PositionLogprobs
 from baton.engine.pooling.pooler import Pooler, sums_on_host
-from baton.engine.request import NULL_BLOCK
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest, StepResult
 from baton.engine.speculation.drafted_rows import num_accepted, sampled_requests
@@ -57,6 +56,7 @@ class ModelRunner:
         self.grammars = grammars
         self.pooler = pooler
         self.groups = groups or KVGroups(block_size)
+        self._builder = BatchBuilder(block_size, self.groups)
         self.images = images
 
     def run(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult]:
@@ -67,12 +67,10 @@ class ModelRunner:
     def launch(self, scheduled: Sequence[ScheduledRequest], previous: LaunchedStep | None = None) -> LaunchedStep:
         """Launch a step without waiting for its results; `previous`, if given, samples its input tokens."""
         rows = self._logits_rows(scheduled)
-        batch = self._batch(scheduled, rows)
+        batch = self._builder.build(scheduled, rows.token_indices)
         if self.images is not None:
             step = self.images.of(scheduled, batch.positions, self.pool.device)
             batch = replace(batch, rotary_positions=step.positions, images=step.images)
-        if batch.states is not None:
-            self._clear_new_blocks(scheduled)
         if previous is not None:
             batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))
         sampling, drafted = sampled_requests(scheduled)
@@ -148,70 +146,6 @@ class ModelRunner:
                 rows.token_indices += range(end - count, end)
         return rows
 
-    def _batch(self, scheduled: Sequence[ScheduledRequest], rows: LogitsRows) -> Batch:
-        query_lens = [item.num_new_tokens for item in scheduled]
-        context_lens = [item.start + item.num_new_tokens for item in scheduled]
-        tables = self._block_tables(scheduled, -(-max(context_lens) // self.block_size))
-        token_ids: list[int] = []
-        for item in scheduled:
-            known = item.request.token_ids[item.start : item.start + item.num_known_tokens]
-            token_ids += known or [0]  # a token sampled by the previous step is filled in on the device
-            token_ids += item.drafts
-        query_starts = np.concatenate(([0], np.cumsum(query_lens)))
-        seq_of_token = np.repeat(np.arange(len(scheduled)), query_lens)
-        starts = np.array(context_lens) - np.array(query_lens) - query_starts[:-1]
-        positions = np.arange(query_starts[-1]) + starts[seq_of_token]
-        blocks = tables[:, seq_of_token, positions // self.block_size]  # [num_groups, num_tokens]
-        first, *others = [
-            GroupBlocks(torch.from_numpy(slots), torch.from_numpy(table))
-            for slots, table in zip(blocks * self.block_size + positions % self.block_size, tables, strict=True)
-        ]
-        return Batch(
-            token_ids=torch.tensor(token_ids),
-            positions=torch.from_numpy(positions),
-            slot_mapping=first.slot_mapping,
-            query_starts=torch.from_numpy(query_starts),
-            context_lens=torch.tensor(context_lens),
-            block_tables=first.block_tables,
-            logits_indices=torch.tensor(rows.token_indices, dtype=torch.int64),
-            query_lens_list=query_lens,
-            context_lens_list=context_lens,
-            num_decodes=sum(query_len == 1 for query_len in query_lens),
-            other_groups=tuple(others),
-            adapters=_adapters(scheduled),
-            states=self._states(scheduled) if self.groups.states is not None else None,
-        )
-
-    def _states(self, scheduled: Sequence[ScheduledRequest]) -> StateBlocks:
-        requests = [item.request for item in scheduled]
-        return StateBlocks(
-            torch.tensor([request.current_state for request in requests]),
-            torch.tensor([request.state_blocks for request in requests]),
-            torch.tensor([row for row, item in enumerate(scheduled) if item.start == 0], dtype=torch.int64),
-        )
-
-    def _clear_new_blocks(self, scheduled: Sequence[ScheduledRequest]) -> None:
-        """Clear the blocks in which sequences end, if the step begins them: they may have held recurrent state.
-
-        Attention multiplies unused slots by zero, and a state may be NaN if it is read as KV.
-        """
-        lasts = [(item, (item.start + item.num_new_tokens - 1) // self.block_size) for item in scheduled]
-        new = [item.request.block_table[last] for item, last in lasts if item.start <= last * self.block_size]
-        if new:
-            self.pool.view(torch.uint8).index_fill_(0, to_device_async(torch.tensor(new), self.pool.device), 0)
-
-    def _block_tables(self, scheduled: Sequence[ScheduledRequest], max_blocks: int) -> np.ndarray:
-        """Return the block tables [num_groups, num_seqs, max_blocks]; null blocks are behind the windows, and after the
-        step's tokens, since attention cannot multiply by zero what blocks of later ones may have held.
-        """
-        tables = np.full((self.groups.num_groups, len(scheduled), max_blocks), NULL_BLOCK, dtype=np.int64)
-        for row, item in enumerate(scheduled):
-            firsts = self.groups.first_blocks(item.start)
-            end = -(-(item.start + item.num_new_tokens) // self.block_size)
-            for group, (table, first) in enumerate(zip(item.request.block_tables, firsts, strict=True)):
-                tables[group, row, first:end] = table[first:end]
-        return tables
-
     def _select(self, logits: Tensor, rows: list[int]) -> Tensor:
         if len(rows) == logits.shape[0]:
             return logits
@@ -224,12 +158,6 @@ class ModelRunner:
         first = max(item.start, item.request.num_prompt_logprobs)
         targets = item.request.token_ids[first + 1 : first + 1 + len(rows)]
         return self.sampler.prompt_logprobs(logits[rows.start : rows.stop], targets, num_top)
-
-
-def _adapters(scheduled: Sequence[ScheduledRequest]) -> tuple[int, ...]:
-    """Return the number of each request's adapter; nothing if none has one."""
-    numbers = tuple(item.request.adapter_number for item in scheduled)
-    return numbers if any(numbers) else ()
 
 
 def _sampled_inputs(token_ids: Tensor, scheduled: Sequence[ScheduledRequest]) -> Tensor:

@@ -86,7 +86,7 @@ class BlockManager:
         request.block_table, *request.other_tables = tables
         request.checkpoint_blocks, request.state_blocks = checkpoint, self._allocate(num_state)
         request.kv_origins |= self.origins(cached)
-        request.num_computed_tokens = num_known * self.block_size
+        request.num_computed_tokens = request.num_without_states = num_known * self.block_size
         if self.used is not None:
             self.used.note_found(request.block_hashes[:num_known])
         self.cache.pool.spare(held(request.block_table[: min(num_known, request.num_marked_tokens // self.block_size)]))
@@ -263,6 +263,7 @@ class BlockManager:
             self._give_back(request, request.num_computed_tokens, num_tokens)
         request.lacks_checkpoint = num_tokens > request.num_computed_tokens
         self.advance(request, num_tokens)
+        request.num_without_states = num_tokens
 
     def _give_back(self, request: Request, before: int, after: int) -> None:
         """Release the blocks to which the token after `before` tokens may attend, and that after `after` does not."""

@@ -60,11 +60,17 @@ class KVGroups:
             return cls(config.block_size)
         return cls(config.block_size, tuple(span for span, _ in groups), tuple(layers for _, layers in groups))
 
-    def with_states(self, config: EngineConfig, model: ModelConfig, block_bytes: int) -> "KVGroups":
-        """Return the groups with the layout of a model's recurrent state in blocks of `block_bytes` bytes, if any."""
+    def with_states(
+        self, config: EngineConfig, model: ModelConfig, shard_bytes: int, num_shards: int = 1
+    ) -> "KVGroups":
+        """Return the groups with the layout of a model's recurrent state, if any.
+
+        shard_bytes: of each of the `num_shards` shards of a block. Raises UnsupportedModel.
+        """
         if model.recurrent is None:
             return self
-        return replace(self, states=StateLayout.of(model.recurrent, block_bytes, config.checkpoint_tokens))
+        states = StateLayout.of(model.recurrent, shard_bytes, config.checkpoint_tokens, num_shards)
+        return replace(self, states=states)
 
     @property
     def num_state_blocks(self) -> int:

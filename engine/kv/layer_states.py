@@ -1,4 +1,4 @@
-"""States of one recurrent layer, copied from and to blocks of the KV pool."""
+"""States of a part of one recurrent layer's heads, copied from and to shards of blocks of the KV pool."""
 
 from collections.abc import Sequence
 from math import prod
@@ -13,9 +13,14 @@ from baton.engine.kv.state_layout import StatePlace
 class LayerStates:
     """The place of a layer's state in the pool, and the shapes of the tensors that it consists of."""
 
-    def __init__(self, place: StatePlace, shapes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, place: StatePlace, shapes: Sequence[tuple[int, ...]], shard: int = 0, num_shards: int = 1
+    ) -> None:
+        """shard: the one that has the state, of the `num_shards` that this rank has of each block."""
         self._place = place
         self._shapes = shapes
+        self._shard = shard
+        self._num_shards = num_shards
 
     def read(self, pool: Tensor, blocks: StateBlocks) -> Tensor:
         """Return a copy of the states before a step, [num_seqs, size] float32; zeros for sequences that begin with it.
@@ -38,4 +43,5 @@ class LayerStates:
         return [part.view(len(states), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _columns(self, pool: Tensor) -> Tensor:
-        return pool.view(len(pool), -1).view(torch.float32)[:, self._place.columns]
+        shards = pool.view(len(pool), self._num_shards, -1).view(torch.float32)
+        return shards[:, self._shard, self._place.columns]

@@ -69,16 +69,17 @@ class KVCacheLayout:
         KV heads, several ranks hold the same heads. If layers have KV heads of two sizes, each has room for the larger
         ones; layers that share the KV of another have no room. With `kv_dtype` int8 the last dimension is four bytes
         longer, for the scale; with int4 it has the bytes of half as many elements and of the scale. With several
-        `groups` a block has the layers of one of them. In a model without attention a block is [1, items], for
+        `groups` a block has the layers of one of them. In a model without attention a block is [shards, items], for
         recurrent state, and those of tokens have no content. Raises ValueError for numbers that do not divide each
         other, UnsupportedModel for a type that the model's KV cannot have.
         """
         named = kv_cache_dtype(config, kv_dtype)
         dtype = torch_dtype(named)
         if not config.kv_layers:
-            if num_parts != 1:
-                raise ValueError(f"a model without attention has no KV heads to divide into {num_parts} parts")
-            return cls(block_size, (1, _bytes_without_kv(config) // dtype.itemsize), dtype, 1)
+            if num_ranks < 1 or num_parts % num_ranks:
+                raise ValueError(f"{num_parts} parts cannot be divided among {num_ranks} ranks")
+            share = num_parts // num_ranks
+            return cls(block_size, (share, _bytes_without_kv(config, num_parts) // dtype.itemsize), dtype, share)
         num_layers = groups.layers_per_block(config) if groups is not None else len(config.kv_layers)
         if config.mla is not None:
             row = row_items(config.mla.row_dim, named)
@@ -113,10 +114,10 @@ class KVCacheLayout:
         return pool[:, layer] if pool.dim() == LATENT_DIMS else pool[:, :, layer]
 
 
-def _bytes_without_kv(config: ModelConfig) -> int:
-    """Return the size of a block in a model that has only recurrent state: a part of a layer's state."""
+def _bytes_without_kv(config: ModelConfig, num_parts: int) -> int:
+    """Return the size of a block's shard in a model that has only recurrent state: a part of a layer's state."""
     assert config.recurrent is not None, "a model without attention and recurrent layers"
-    part = config.recurrent.state_size * STATE_ITEM_BYTES / STATE_PARTS
+    part = config.recurrent.part(num_parts).state_size * STATE_ITEM_BYTES / STATE_PARTS
     return max(MIN_STATE_BLOCK_BYTES, ceil(part / ALIGNMENT) * ALIGNMENT)
 
 

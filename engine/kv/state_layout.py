@@ -2,6 +2,9 @@
 
 The state of a request is stored in a fixed number of blocks, as float32. A layer's state fills whole blocks if it is
 larger than one; otherwise a block has the states of several layers.
+
+If blocks have several shards, so does the state: each shard of its blocks has the states of an equal part of all heads,
+in the same layout. A rank therefore reads the states of its heads with the same shards as its KV.
 """
 
 from dataclasses import dataclass
@@ -23,22 +26,32 @@ class StatePlace:
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Division of a request's state into blocks, in float32 numbers, and the distance of checkpoints."""
+    """Division of a request's state into blocks, and the distance of checkpoints.
+
+    Sizes are those of a shard, in float32 numbers.
+    """
 
     num_layers: int
     layer_size: int
     block_size: int
     checkpoint_tokens: int  # a checkpoint is stored after each multiple of these
+    num_shards: int = 1  # of a block of the whole model
 
     @classmethod
-    def of(cls, net: DeltaNetConfig | Mamba2Config, block_bytes: int, checkpoint_tokens: int) -> "StateLayout":
-        """Return the layout of a model's state in blocks of `block_bytes` bytes. Raises UnsupportedModel."""
-        if block_bytes % STATE_ITEM_BYTES:
+    def of(
+        cls, net: DeltaNetConfig | Mamba2Config, shard_bytes: int, checkpoint_tokens: int, num_shards: int = 1
+    ) -> "StateLayout":
+        """Return the layout of a model's state in blocks of `num_shards` shards of `shard_bytes` bytes.
+
+        The net can be divided into as many; see `check_recurrent`. Raises UnsupportedModel.
+        """
+        if shard_bytes % STATE_ITEM_BYTES:
             raise UnsupportedModel(
-                f"recurrent state is in float32, but KV blocks have {block_bytes} bytes, no multiple of 4: set a "
-                "block_size that is a multiple of 4"
+                f"recurrent state is in float32, but shards of KV blocks have {shard_bytes} bytes, no multiple of 4: "
+                "set a block_size that is a multiple of 4"
             )
-        return cls(len(net.layers), net.state_size, block_bytes // STATE_ITEM_BYTES, checkpoint_tokens)
+        size, part = shard_bytes // STATE_ITEM_BYTES, net.part(num_shards)
+        return cls(len(net.layers), part.state_size, size, checkpoint_tokens, num_shards)
 
     @property
     def blocks_per_layer(self) -> int:
@@ -65,13 +78,19 @@ class StateLayout:
         return StatePlace(slice(block, block + 1), slice(position * self.layer_size, (position + 1) * self.layer_size))
 
 
-def check_recurrent(config: EngineConfig, model: ModelConfig, num_ranks: int, *, is_expert_parallel: bool) -> None:
-    """Raise UnsupportedModel, naming the option, if a model with recurrent layers cannot be served as configured."""
+def check_recurrent(config: EngineConfig, model: ModelConfig, num_shards: int) -> None:
+    """Raise UnsupportedModel if a model with recurrent layers cannot be served as configured.
+
+    num_shards: of a block of the whole model. The error names the option, or the numbers that cannot be divided.
+    """
     if model.recurrent is None:
         return
+    if uneven := model.recurrent.uneven(num_shards):
+        raise UnsupportedModel(
+            f"the recurrent layers of {model.architecture} cannot be divided into {num_shards} shards, one for each "
+            f"tensor-parallel rank, or kv_shards: {' and '.join(uneven)}"
+        )
     refused = {
-        "tensor_parallel": num_ranks > 1,
-        "expert_parallel": is_expert_parallel,
         "allow_mixed_quantization": config.allow_mixed_quantization,
         "speculative_config": config.speculative_config is not None,
     }

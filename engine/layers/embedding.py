@@ -8,6 +8,7 @@ from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix
 from baton.engine.checkpoint.packed.stored_layout import PackedMatrix
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
+from baton.engine.layers.linear import Addend
 from baton.engine.parallel.tensor_parallel import TensorRanks
 
 
@@ -20,9 +21,11 @@ class Embedding:
         """weight: [this rank's part of the vocabulary, hidden]; dtype: of the vectors."""
         self.weight = weight
         self.tensor = tensor
+        self.num_tokens = config.vocab_size
         self.vocab = tensor.shard.of(config.vocab_size)
         self.multiplier = config.embedding_multiplier
         self.dtype = dtype
+        self.addend: Addend | None = None  # of adapters, for indices of this rank's rows; None: they are not enabled
 
     def nothing(self) -> Tensor:
         """Return the embeddings of no tokens, [0, hidden]."""
@@ -47,6 +50,8 @@ class Embedding:
             rows = F.embedding(indices, self.weight)
         else:
             rows = self.weight.dequantised(indices, self.dtype)
+        if self.addend is not None:
+            rows = self.addend(indices, rows)
         return rows if self.multiplier == 1 else rows * self.multiplier
 
 

@@ -1,6 +1,6 @@
 """Reader of a layer's experts in a checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all
 from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.experts import Expert
 from baton.engine.layers.linear import Linear, placed
+from baton.engine.layers.weights.column_part import ColumnPart
 from baton.engine.layers.weights.fp8_weight import fp8_weight
 from baton.engine.layers.weights.grouped_weight import grouped_weight
 from baton.engine.moe import MoEConfig
@@ -64,20 +65,27 @@ class ExpertReader:
         names, hidden, size, ours = self._of(expert), self._hidden_size, self._size, self._ours
         *firsts, last = names
         gate_up = peek_all(self._weights, firsts, [size] * len(firsts), hidden, wanted=[(ours,)] * len(firsts))
-        down = peek_all(self._weights, [last], [hidden], size, wanted=[(slice(None), ours)])
-        return Expert(self._linear(expert, gate_up), self._linear(expert, down), self._activation)
+
+        def read_down(columns: slice) -> list[Stored]:
+            return peek_all(self._weights, [last], [hidden], size, wanted=[(slice(None), columns)])
+
+        return Expert(self._linear(expert, gate_up), self._down_linear(expert, read_down), self._activation)
 
     def _read_fused(self, expert: int) -> Expert:
         every, rows = slice(None), self._gate_up_rows()
         gate_up = [self._gate_up.part(expert, each, every) for each in rows]
-        down = [self._down.part(expert, every, self._ours)]
         biases: list[Tensor | None] = [None, None]
         if self._has_biases:
             first, second = (self._bias(each) for each in (self._gate_up, self._down))
             taken = [self._weights.take(*first, part=(expert, each)) for each in rows]
             biases = [torch.cat(taken), self._weights.take(*second, part=(expert,)) if self._is_first else None]
-        linears = self._linear(expert, gate_up, biases[0]), self._linear(expert, down, biases[1])
-        return Expert(*linears, self._activation)
+
+        def read_down(columns: slice) -> list[Stored]:
+            return [self._down.part(expert, every, columns)]
+
+        return Expert(
+            self._linear(expert, gate_up, biases[0]), self._down_linear(expert, read_down, biases[1]), self._activation
+        )
 
     def _gate_up_rows(self) -> tuple[slice, slice]:
         """Return the stored rows of this rank's gate and up."""
@@ -86,7 +94,15 @@ class ExpertReader:
             return slice(2 * ours.start, 2 * ours.stop, 2), slice(2 * ours.start + 1, 2 * ours.stop, 2)
         return ours, slice(ours.start + size, ours.stop + size)
 
-    def _linear(self, expert: int, parts: Sequence[Stored], bias: Tensor | None = None) -> Linear:
+    def _down_linear(
+        self, expert: int, read: Callable[[slice], Sequence[Stored]], bias: Tensor | None = None
+    ) -> Linear:
+        part = ColumnPart.of(read, self._size, self._ours)
+        return self._linear(expert, part.stored(), bias, part)
+
+    def _linear(
+        self, expert: int, parts: Sequence[Stored], bias: Tensor | None = None, part: ColumnPart | None = None
+    ) -> Linear:
         """Build a Linear. Experts have few rows each: for them oneDNN's layout is slower than the plain one in fp32,
         and faster in bf16 where the native products are not available.
         """
@@ -94,6 +110,8 @@ class ExpertReader:
 
         def make() -> Linear:
             stored = fp8_weight(weights, parts, is_expert=True) or grouped_weight(weights, parts)
+            if stored is None and part is not None:
+                stored = part.rounded(weights, weights.quantization)
             if stored is not None:
                 return Linear(stored, bias)
             packed, quantization = weights.dtype != torch.float32, weights.quantization

@@ -1,6 +1,7 @@
 """Linear layers, in the weight layout that is fastest on their device."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -9,11 +10,12 @@ from torch import Tensor
 from baton.engine.checkpoint.placement import WeightForm
 from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all, stack
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
+from baton.engine.layers.weights.column_part import ColumnPart
 from baton.engine.layers.weights.forms import form_of, unknown_layout, weight_of
 from baton.engine.layers.weights.fp8_weight import StoredWeight, fp8_weight
 from baton.engine.layers.weights.grouped_weight import GroupedWeight, grouped_weight
 from baton.engine.layers.weights.int4_weight import group_of, int4_matrix
-from baton.engine.layers.weights.int8_weight import Int8Weight, int8_weight
+from baton.engine.layers.weights.int8_weight import int8_weight
 from baton.engine.layers.weights.panel_weight import GatedWeights, PairedWeight, PanelWeight, can_gate, can_have_panels
 from baton.engine.parallel.tensor_parallel import TensorRanks
 from baton.engine.parallel.tensor_shard import TensorShard
@@ -42,7 +44,7 @@ class Linear:
         self.bias = bias
         self.source: LinearSource | None = None  # set if adapters may change the product
         self.addend: Addend | None = None  # of adapters; None: they are not enabled
-        self.form: Int8Weight | StoredWeight | PanelWeight | None = None  # weight with its own product
+        self.form: StoredWeight | PanelWeight | None = None  # weight with its own product
         self.is_packed = False  # in oneDNN's layout
         if not isinstance(weight, Tensor):
             self.form, self.weight = weight, weight.values
@@ -51,7 +53,7 @@ class Linear:
             self.weight = grouped.values
         elif quantization == "int8":
             self.form = int8 = int8_weight(weight)
-            self.weight = int8.panels if isinstance(int8, PanelWeight) else int8.packed
+            self.weight = int8.values
         elif packed and can_have_panels(weight):
             self.form = paired = PairedWeight(weight, is_owned=is_owned)
             self.weight = paired.panels
@@ -187,22 +189,31 @@ def load_slices(
 
     Their outputs are concatenated in the given order; adjacent slices are read as one.
     """
-    wanted = [(each,) for each in _merged(rows)]
-    names, sizes = [prefix] * len(wanted), [out_features] * len(wanted)
-    parts = peek_all(weights, [f"{name}.weight" for name in names], sizes, in_features, wanted=wanted)
-    addend = stack(weights, [f"{name}.bias" for name in names], sizes, wanted=wanted) if bias else None
-    linear = make_linear(weights, parts, addend, quantization=weights.quantization)
-    linear.source = LinearSource(
-        [ProjectionRows(prefix, out_features, each) for each in rows], in_features, slice(None)
-    )
+    return load_rows(weights, [ProjectionRows(prefix, out_features, each) for each in rows], in_features, bias=bias)
+
+
+def load_rows(
+    weights: Weights, rows: Sequence[ProjectionRows], in_features: int, *, bias: bool = False, is_exact: bool = False
+) -> Linear:
+    """Load rows of projections of the same input; their outputs are concatenated in the given order.
+
+    Adjacent rows are read as one. is_exact: plain weights are not quantised.
+    """
+    each = _merged(rows)
+    wanted, sizes = [(part.rows,) for part in each], [part.out_features for part in each]
+    parts = peek_all(weights, [f"{part.name}.weight" for part in each], sizes, in_features, wanted=wanted)
+    addend = stack(weights, [f"{part.name}.bias" for part in each], sizes, wanted=wanted) if bias else None
+    linear = make_linear(weights, parts, addend, quantization=None if is_exact else weights.quantization)
+    linear.source = LinearSource(rows, in_features, slice(None))
     return linear
 
 
-def _merged(rows: Sequence[slice]) -> list[slice]:
+def _merged(rows: Sequence[ProjectionRows]) -> list[ProjectionRows]:
     merged = [rows[0]]
     for each in rows[1:]:
-        if each.start == merged[-1].stop:
-            merged[-1] = slice(merged[-1].start, each.stop)
+        last = merged[-1]
+        if (each.name, each.rows.start) == (last.name, last.rows.stop):
+            merged[-1] = replace(last, rows=slice(last.rows.start, each.rows.stop))
         else:
             merged.append(each)
     return merged
@@ -219,23 +230,36 @@ def load_partial(
     bias: bool = False,
 ) -> Linear:
     """Load a projection of some input columns: the ranks' outputs add up to the whole. Rank 0 has the bias."""
-    parts = peek_all(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[(slice(None), columns)])
+
+    def read(wanted: slice) -> list[Stored]:
+        return peek_all(weights, [f"{prefix}.weight"], [out_features], in_features, wanted=[(slice(None), wanted)])
+
+    part = ColumnPart.of(read, in_features, columns)
     addend = stack(weights, [f"{prefix}.bias"], [out_features]) if bias else None
-    linear = make_linear(weights, parts, addend if shard.rank == 0 else None, quantization=weights.quantization)
+    addend = addend if shard.rank == 0 else None
+    linear = make_linear(weights, part.stored(), addend, quantization=weights.quantization, part=part)
     linear.source = LinearSource([ProjectionRows(prefix, out_features, slice(None))], in_features, columns)
     return linear
 
 
 def make_linear(
-    weights: Weights, parts: Sequence[Stored], bias: Tensor | None = None, *, quantization: str | None = None
+    weights: Weights,
+    parts: Sequence[Stored],
+    bias: Tensor | None = None,
+    *,
+    quantization: str | None = None,
+    part: ColumnPart | None = None,
 ) -> Linear:
     """Concatenate stored matrices into one Linear.
 
     FP8 matrices stay in FP8 if the device supports it, and packed ones stay in groups; the others get `quantization`.
+    part: if `parts` are not all input columns.
     """
 
     def make() -> Linear:
         weight = fp8_weight(weights, parts) or grouped_weight(weights, parts)
+        if weight is None and part is not None:
+            weight = part.rounded(weights, quantization)
         if weight is not None:
             return Linear(weight, bias)
         return Linear(join(weights, parts), bias, quantization=quantization, is_owned=True)

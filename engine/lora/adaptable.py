@@ -7,13 +7,16 @@ import torch
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import UnsupportedModel
 from baton.engine.layers.attention import GroupedQueryAttention
-from baton.engine.layers.linear import Linear, Projection, SummedProjection
-from baton.engine.layers.linear_source import LinearSource
+from baton.engine.layers.linear import GatheredProjection, Linear, Projection, SummedProjection
+from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.layers.mlp import MLP
 from baton.engine.layers.parallel_experts import ParallelExperts
-from baton.engine.lora.adapted_linears import AdaptedLinears
+from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
+from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.lora.base import ModelAdapters
+from baton.engine.lora.base_checkpoint import EMBEDDING, HEAD, BaseCheckpoint
 from baton.engine.lora.config import LoraConfig
+from baton.engine.lora.dora import DoraFactors
 from baton.engine.lora.segmented import SegmentedAdapters
 from baton.engine.lora.stacked import StackedAdapters
 from baton.engine.models.causal_lm import CausalLM
@@ -33,14 +36,30 @@ def check_adaptable(config: EngineConfig, model: ModelConfig, *, is_expert_paral
             raise UnsupportedModel(f"enable_lora is not supported with {name} ({model.architecture})")
 
 
-def adapt(model: CausalLM, config: LoraConfig, device: torch.device, dtype: torch.dtype) -> None:
+def adapt(
+    model: CausalLM, shape: ModelConfig, config: LoraConfig, device: torch.device, dtype: torch.dtype,
+    base: BaseCheckpoint,
+) -> None:  # fmt: skip
     """Let a model's steps add what adapters do. dtype: of their matrices."""
-    linears = list(_linears(model))
-    sources = [_source(linear) for linear in linears]
-    adapters: ModelAdapters = SegmentedAdapters(linears)
+    layers = list(_layers(model, shape))
+    sources = [layer.source for layer in layers]
+    adapters: ModelAdapters = SegmentedAdapters(layers)
     if device.type != "cpu":
-        adapters = StackedAdapters(linears, sources, config, dtype)
-    model.adapted = AdaptedLinears(sources, dtype, adapters)
+        adapters = StackedAdapters(layers, config, dtype)
+    model.adapted = AdaptedLayers(sources, base, DoraFactors(base, sources), dtype, adapters)
+
+
+def _layers(model: CausalLM, shape: ModelConfig) -> Iterator[AdaptableLayer]:
+    vocab = model.embedding.vocab
+    inputs = [ProjectionRows(EMBEDDING, shape.hidden_size, slice(None))]
+    yield AdaptableLayer(model.embedding, LinearSource(inputs, shape.vocab_size, vocab), Inputs.TOKEN_IDS)
+    for linear in _linears(model):
+        assert linear.source is not None, "it was not read from a checkpoint"
+        yield AdaptableLayer(linear, linear.source)
+    head = model.head.part if isinstance(model.head, GatheredProjection) else model.head
+    if isinstance(head, Linear):  # otherwise the model has none
+        outputs = [ProjectionRows(HEAD, shape.vocab_size, vocab)]
+        yield AdaptableLayer(head, LinearSource(outputs, shape.hidden_size, slice(None)), Inputs.LAST_STATES)
 
 
 def _linears(model: CausalLM) -> Iterator[Linear]:
@@ -60,8 +79,3 @@ def _linear(projection: Projection) -> Linear:
     linear = projection.part if isinstance(projection, SummedProjection) else projection
     assert isinstance(linear, Linear)
     return linear
-
-
-def _source(linear: Linear) -> LinearSource:
-    assert linear.source is not None, "it was not read from a checkpoint"
-    return linear.source

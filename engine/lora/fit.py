@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from baton.engine.errors import InvalidAdapter
 from baton.engine.layers.linear_source import LinearSource
 
-WHOLE = ("lm_head", "embed_tokens")
+EMBEDDING = "embed_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,7 @@ def check_fits(
 
 def _reason(unknown: Sequence[str], known: Mapping[str, object]) -> str:
     name, more = unknown[0], f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-    if name.rpartition(".")[2] in WHOLE:
-        return f"{name}{more} cannot be changed: embeddings and the output layer have no adapters"
     if ".experts." in name or "shared_expert" in name:
         return f"{name}{more} cannot be changed: experts have no adapters; target the attention's projections"
     suffixes = ", ".join(sorted({each.rpartition(".")[2] for each in known}))
-    return f"the model has no linear layer {name}{more} that can be changed; those that can be are {suffixes}"
+    return f"the model has no layer {name}{more} that can be changed; those that can be are {suffixes}"

@@ -10,6 +10,7 @@ from torch import Tensor
 from baton.engine.errors import InvalidAdapter
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.lora.adapter_files import AdapterFiles, ModuleMatrices
+from baton.engine.lora.dora import Factors, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class LowRankOutput:
     columns: slice  # of the output
     ranks: slice  # of the rows of `a`
     b: Tensor  # [number of columns, number of ranks]; the scale is in it
+    gain: Tensor | None = None  # [number of columns] fp32: multiple of the base output that is added; None: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +39,22 @@ def even(rank: int) -> int:
     return rank + rank % 2
 
 
-def low_ranks(files: AdapterFiles, sources: Sequence[LinearSource], dtype: torch.dtype) -> list[LowRank | None]:
+def low_ranks(
+    files: AdapterFiles, sources: Sequence[LinearSource], dtype: torch.dtype, factors: Factors
+) -> list[LowRank | None]:
     """Return the matrices for each Linear, None for those that the adapter leaves as they are.
 
-    Raises InvalidAdapter if a value is too large for the type.
+    factors: of DoRA. Raises InvalidAdapter if a value is too large for the type.
     """
-    return [_low_rank(files, source, dtype) for source in sources]
+    return [_low_rank(files, source, dtype, factors) for source in sources]
 
 
-def _low_rank(files: AdapterFiles, source: LinearSource, dtype: torch.dtype) -> LowRank | None:
+def _low_rank(files: AdapterFiles, source: LinearSource, dtype: torch.dtype, factors: Factors) -> LowRank | None:
     modules = {part.name: files.modules[part.name] for part in source.parts if part.name in files.modules}
     if not modules:
         return None
     a = torch.cat([F.pad(each.a[:, source.columns].to(dtype), (0, 0, 0, each.rank % 2)) for each in modules.values()])
-    made = LowRank(a, _outputs(source.parts, modules, dtype))
+    made = LowRank(a, _outputs(source.parts, modules, dtype, factors))
     if not all(bool(each.isfinite().all()) for each in (a, *(output.b for output in made.outputs))):
         kind = str(dtype).removeprefix("torch.")
         raise InvalidAdapter(
@@ -60,7 +64,7 @@ def _low_rank(files: AdapterFiles, source: LinearSource, dtype: torch.dtype) -> 
 
 
 def _outputs(
-    parts: Sequence[ProjectionRows], modules: Mapping[str, ModuleMatrices], dtype: torch.dtype
+    parts: Sequence[ProjectionRows], modules: Mapping[str, ModuleMatrices], dtype: torch.dtype, factors: Factors
 ) -> list[LowRankOutput]:
     ranks, rank = {}, 0
     for name, module in modules.items():
@@ -69,7 +73,10 @@ def _outputs(
     for part in parts:
         start, end = end, end + part.num_rows
         if part.name in modules:
-            module = modules[part.name]
-            b = F.pad((module.b[part.rows].float() * module.scale).to(dtype), (0, module.rank % 2))
-            outputs.append(LowRankOutput(slice(start, end), ranks[part.name], b))
+            module, factor = modules[part.name], factors.get(key_of(part))
+            b = module.b[part.rows].float() * module.scale
+            if factor is not None:
+                b *= factor.unsqueeze(1)
+            b, gain = F.pad(b.to(dtype), (0, module.rank % 2)), None if factor is None else factor - 1
+            outputs.append(LowRankOutput(slice(start, end), ranks[part.name], b, gain))
     return outputs

@@ -13,8 +13,7 @@ CONFIG = "adapter_config.json"
 
 # Options that change outputs in ways that are not implemented.
 REFUSED: Mapping[str, str] = {
-    "use_dora": "DoRA is not supported",
-    "modules_to_save": "whole modules cannot be replaced",
+    "modules_to_save": "whole modules cannot be replaced; target them with LoRA",
     "trainable_token_indices": "embeddings of tokens cannot be replaced",
     "lora_bias": "biases cannot be changed",
     "fan_in_fan_out": "transposed weights are not supported",
@@ -32,6 +31,7 @@ REFUSED: Mapping[str, str] = {
 KNOWN = frozenset(
     (
         *("alpha_pattern", "base_model_name_or_path", "bias", "init_lora_weights", "lora_alpha", "peft_type"),
+        "use_dora",
         *("r", "rank_pattern", "use_rslora"),
         *("auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode"),
         *("layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config"),
@@ -59,6 +59,7 @@ class PeftConfig:
     rank_pattern: Sequence["Entry"]
     alpha_pattern: Sequence["Entry"]
     use_rslora: bool
+    use_dora: bool
 
     @classmethod
     def read(cls, directory: Path) -> "PeftConfig":
@@ -78,6 +79,7 @@ class PeftConfig:
             _pattern(config, "rank_pattern"),
             _pattern(config, "alpha_pattern"),
             config.boolean("use_rslora", False),
+            config.boolean("use_dora", False),
         )
         unknown = [key for key, value in config.values.items() if value and key not in KNOWN]
         if unknown:

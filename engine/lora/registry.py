@@ -1,8 +1,16 @@
-"""Adapters that an engine has loaded, by name."""
+"""Adapters that an engine has registered, by name, and those of them that are in memory.
+
+1. `read` reads an adapter's files, and `insert` registers it: requests may name it until `unload`.
+2. If memory is full, the adapter that was used least recently leaves it, but none that has a place in the batch.
+3. A request for an adapter that is not in memory waits, and holds up no other. The adapter is read again: its digest
+   must be the registered one. Otherwise its requests fail, and it is registered no longer.
+"""
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from baton.engine.checkpoint.json_object import shown
@@ -14,41 +22,49 @@ from baton.engine.errors import (
     InvalidAdapter,
     UnknownAdapter,
 )
-from baton.engine.lora.adapted_linears import AdaptedLinears
+from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.lora.adapter_files import read_adapter
 from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.info import AdapterInfo
 from baton.engine.lora.low_rank import low_ranks
+from baton.engine.lora.memory import AdapterMemory
+from baton.engine.lora.registered import ReadAdapter, RegisteredAdapter
 from baton.engine.lora.use import AdapterUse
 from baton.engine.request import Request
 
+logger = logging.getLogger(__name__)
+
 MAX_NAME_CHARS = 256
+MAX_REGISTERED = 1000
 
-
-@dataclass(frozen=True, slots=True)
-class ReadAdapter:
-    """An adapter whose matrices are in memory, but which no request can name yet."""
-
-    number: int
-    info: AdapterInfo
+Reader = Callable[[RegisteredAdapter], None]
 
 
 class AdapterRegistry:
-    """Loaded adapters. All calls but `next_number` and `read` must come from the engine's thread."""
+    """Registered adapters. All calls but `next_number` and `read` must come from the engine's thread."""
 
     def __init__(
-        self, config: LoraConfig, adapted: AdaptedLinears | None, on_removed: Callable[[int], None] = lambda _: None
+        self,
+        config: LoraConfig,
+        adapted: AdaptedLayers | None,
+        on_removed: Callable[[int], None] = lambda _: None,
+        max_registered: int = MAX_REGISTERED,
     ) -> None:
-        """adapted: of the model; None if adapters are not enabled. on_removed: called with the numbers of adapters
-        whose matrices have been dropped.
+        """adapted: of the model; None if adapters are not enabled. on_removed: called with the numbers of matrices that
+        have been dropped.
         """
         self.config = config
-        self.use = AdapterUse(config.max_loras, self._drop_unused)
-        self._adapted = adapted
+        self.memory = AdapterMemory(config.max_cpu_loras)
+        self.use = AdapterUse(config.max_loras, self.memory, self._on_missing, self._on_unused)
+        self.reader: Reader = self._read_again  # reads an adapter, then calls `provide` or `fail`
         self.on_removed = on_removed
+        self._adapted = adapted
+        self._max_registered = max_registered
         self._numbers = itertools.count(1)
-        self._by_name: dict[str, ReadAdapter] = {}
-        self._unloaded: set[int] = set()  # numbers of adapters without a name, which requests still use
+        self._by_name: dict[str, RegisteredAdapter] = {}
+        self._by_number: dict[int, RegisteredAdapter] = {}  # also those without a name, which requests still use
+        self._failures: dict[int, EngineError] = {}  # of reading, by the adapter's number
+        self._read_s = 0.0  # of the last adapter that was read again
 
     @property
     def is_enabled(self) -> bool:
@@ -56,14 +72,14 @@ class AdapterRegistry:
         return self._adapted is not None
 
     def next_number(self) -> int:
-        """Return a number for an adapter that was never used before; may be called on any thread."""
+        """Return a number that was never used before; may be called on any thread."""
         return next(self._numbers)
 
     def read(self, name: str, path: Path, number: int | None = None) -> ReadAdapter:
         """Read an adapter's files; may be called on any thread, and takes as long as the disk.
 
-        number: as given to other ranks. The result must be inserted or dropped. Raises InvalidAdapter,
-        AdaptersDisabled, or EngineError if memory is short.
+        number: of the matrices, as given to other ranks. The result must be inserted, provided or dropped. Raises
+        InvalidAdapter, AdaptersDisabled, or EngineError if memory is short.
         """
         if self._adapted is None:
             raise AdaptersDisabled("this worker was started without LoRA adapters; start it with --enable-lora")
@@ -76,38 +92,61 @@ class AdapterRegistry:
         except (MemoryError, OSError, RuntimeError) as error:  # such as a lack of memory, which torch reports so
             raise EngineError(f"{path} cannot be loaded: {type(error).__name__}: {shown(str(error))}") from error
 
-    def _read(self, adapted: AdaptedLinears, name: str, path: Path, number: int) -> ReadAdapter:
-        files, dtype = read_adapter(path, self.config.max_rank, adapted.sources), adapted.dtype
+    def _read(self, adapted: AdaptedLayers, name: str, path: Path, number: int) -> ReadAdapter:
+        started_s = time.perf_counter()
+        files, dtype = read_adapter(path, self.config.max_rank, adapted.sources, adapted.base), adapted.dtype
         targets = sorted({module.rpartition(".")[2] for module in files.modules})
         info = AdapterInfo(
             name, files.digest(dtype), files.rank, files.num_bytes, files.base_model, target_modules=tuple(targets)
         )
-        adapted.adapters.add(number, low_ranks(files, adapted.sources, dtype))
-        return ReadAdapter(number, info)
+        factors = adapted.dora.of(files, info.digest)
+        adapted.adapters.add(number, low_ranks(files, adapted.sources, dtype, factors))
+        return ReadAdapter(number, info, path, time.perf_counter() - started_s)
 
     def insert(self, read: ReadAdapter) -> AdapterInfo:
-        """Let requests name an adapter that was read; no-op if one with the same contents is loaded.
+        """Let requests name an adapter that was read; no-op if one with the same contents is registered.
 
         Otherwise it is dropped and raises AdapterConflict, if another one has its name, or AdapterLimit.
         """
-        loaded = self._by_name.get(read.info.name)
-        if loaded is None and len(self._by_name) + len(self._unloaded) < self.config.max_cpu_loras:
-            self._by_name[read.info.name] = read
-            return read.info
-        self.drop(read.number)
-        if loaded is None:
+        name, known = read.info.name, self._by_name.get(read.info.name)
+        if known is not None and known.info.digest != read.info.digest:
+            self.drop(read.number)
+            raise AdapterConflict(f"a LoRA adapter {shown(name)} with other contents is loaded; unload it first")
+        if known is None and len(self._by_number) >= self._max_registered:
+            self.drop(read.number)
             raise AdapterLimit(
-                f"max_cpu_loras is {self.config.max_cpu_loras}, and as many LoRA adapters are loaded or still in use: "
-                "unload one, or start with a larger --max-cpu-loras"
+                f"{self._max_registered} LoRA adapters are loaded or still in use, which is the maximum: unload one"
             )
-        if loaded.info.digest != read.info.digest:
-            raise AdapterConflict(
-                f"a LoRA adapter {shown(read.info.name)} with other contents is loaded; unload it first"
-            )
-        return loaded.info
+        adapter = RegisteredAdapter(read.number, read.info, read.path) if known is None else known
+        self._by_name[name] = self._by_number[adapter.number] = replace(adapter, path=read.path)
+        self._put(adapter.number, read)
+        return adapter.info
+
+    def _put(self, number: int, read: ReadAdapter) -> None:
+        """Keep the matrices of a registered adapter unless they are there, or all others in memory have a place."""
+        is_there = number in self.memory or self.memory.is_reading(number)
+        if is_there or not self._make_room(lambda each: not self.use.has_place(each)):
+            self.drop(read.number)
+        else:
+            self.memory.put(number, read.number)
+
+    def _make_room(self, may_leave: Callable[[int], bool]) -> bool:
+        """Drop the matrices of adapters that may leave memory until there is room; return whether there is."""
+        while not self.memory.has_room:
+            unused = self.memory.victim(lambda each: may_leave(each) and not self.use.is_used(each))
+            victim = self.memory.victim(may_leave) if unused is None else unused
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
+    def _evict(self, number: int) -> None:
+        matrices = self.memory.remove(number)
+        if matrices is not None:
+            self.drop(matrices)
 
     def drop(self, number: int) -> None:
-        """Drop an adapter that was read and not inserted; no-op if it was not read."""
+        """Drop matrices that no batch uses; no-op if they were not read."""
         if self._adapted is not None:
             self._adapted.adapters.remove(number)
             self.on_removed(number)
@@ -121,38 +160,38 @@ class AdapterRegistry:
         adapter = self._by_name.pop(name, None)
         if adapter is None:
             raise UnknownAdapter(f"no LoRA adapter {shown(name)} is loaded")
-        self._unloaded.add(adapter.number)
-        if not self.use.is_used(adapter.number):
-            self._drop_unused(adapter.number)
+        self._on_unused(adapter.number)
         return adapter.info
 
     def get(self, name: str) -> AdapterInfo | None:
-        """Return a loaded adapter."""
+        """Return a registered adapter."""
         adapter = self._by_name.get(name)
         return None if adapter is None else adapter.info
 
     def infos(self) -> list[AdapterInfo]:
-        """Return all loaded adapters, by name."""
+        """Return all registered adapters, by name."""
         return [adapter.info for _, adapter in sorted(self._by_name.items())]
 
     @property
     def load_s(self) -> float:
-        """Seconds of the last copy of an adapter to the device; 0: there was none."""
-        return self._adapted.adapters.load_s if self._adapted is not None else 0.0
+        """Seconds of the last copy of an adapter to the device, on a CPU those to read it again; 0: there was none."""
+        copy_s = self._adapted.adapters.load_s if self._adapted is not None else 0.0
+        return copy_s or self._read_s
 
     def resident(self) -> list[str]:
         """Return the names of adapters that a step can use without a copy to the device."""
-        numbers = self.resident_numbers()
+        owners, matrices = self.memory.owners(), self.resident_numbers()
+        numbers = {owners[each] for each in matrices if each in owners}
         return [name for name, adapter in sorted(self._by_name.items()) if adapter.number in numbers]
 
     def resident_numbers(self) -> frozenset[int]:
-        """Return the numbers of adapters that a step can use without a copy, also of those without a name."""
+        """Return the numbers of matrices that a step can use without a copy, also of adapters without a name."""
         return self._adapted.adapters.resident() if self._adapted is not None else frozenset()
 
     def resolve(self, request: Request) -> None:
-        """Set which loaded adapter a new request uses.
+        """Set which registered adapter a new request uses.
 
-        Raises UnknownAdapter if it is not loaded, or if the request expects other contents.
+        Raises UnknownAdapter if there is none of its name, or if the request expects other contents.
         """
         if request.adapter is None:
             return
@@ -169,7 +208,65 @@ class AdapterRegistry:
             request.block_hashes.clear()  # those without a digest match no block
         request.adapter_number = adapter.number
 
-    def _drop_unused(self, number: int) -> None:
-        if number in self._unloaded:
-            self._unloaded.discard(number)
-            self.drop(number)
+    def provide(self, number: int, read: ReadAdapter) -> None:
+        """Take the matrices of an adapter that `reader` has read. Other contents than the registered ones fail."""
+        self.memory.end(number)
+        adapter = self._by_number.get(number)
+        if adapter is None:  # it was unloaded meanwhile
+            self.drop(read.number)
+            return
+        try:
+            adapter.check_unchanged(read)
+        except UnknownAdapter as error:
+            self.drop(read.number)
+            self._fail(adapter, error)
+        else:
+            self._read_s = read.read_s
+            self.memory.put(number, read.number)
+
+    def fail(self, number: int, error: EngineError) -> None:
+        """Note that an adapter could not be read again; its requests fail, and it is registered no longer."""
+        self.memory.end(number)
+        if (adapter := self._by_number.get(number)) is not None:
+            self._fail(adapter, adapter.unreadable(error))
+
+    def _fail(self, adapter: RegisteredAdapter, error: EngineError) -> None:
+        logger.error("%s", error)
+        if self._by_name.get(adapter.info.name) == adapter:
+            del self._by_name[adapter.info.name]
+        if self.use.is_used(adapter.number):
+            self._failures[adapter.number] = error
+        else:
+            del self._by_number[adapter.number]
+
+    def take_failures(self, waiting: Iterable[Request]) -> list[tuple[Request, EngineError]]:
+        """Return the waiting requests whose adapter could not be read since the last call."""
+        failures, self._failures = self._failures, {}
+        if not failures:
+            return []
+        return [(each, failures[each.adapter_number]) for each in waiting if each.adapter_number in failures]
+
+    def _on_missing(self, number: int) -> None:
+        """Begin to read an adapter. One with a place replaces any that has none, others replace unused ones."""
+        is_staying = self.use.has_place if self.use.has_place(number) else self.use.is_used
+        is_begun = self.memory.is_reading(number) or number in self._failures
+        if not is_begun and self._make_room(lambda each: not is_staying(each)):
+            self.memory.begin(number)
+            self.reader(self._by_number[number])
+
+    def _read_again(self, adapter: RegisteredAdapter) -> None:
+        """Read an adapter on the engine's thread."""
+        try:
+            read = self.read(adapter.info.name, adapter.path)
+        except EngineError as error:
+            self.fail(adapter.number, error)
+        else:
+            self.provide(adapter.number, read)
+
+    def _on_unused(self, number: int) -> None:
+        """Forget an adapter that was unloaded, and that no request uses any more."""
+        adapter = self._by_number.get(number)
+        if adapter is None or self.use.is_used(number) or self._by_name.get(adapter.info.name) == adapter:
+            return
+        del self._by_number[number]
+        self._evict(number)

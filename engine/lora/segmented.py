@@ -7,29 +7,31 @@ has the same bits in any batch.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.execution.batch import Batch
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.weights.panel_weight import can_have_panels
+from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
 from baton.engine.lora.low_rank import LowRank
 
-Product = Callable[[Tensor, Tensor], None]  # adds what an adapter does to a Linear's input to its output
+Product = Callable[[Tensor, Tensor], None]  # adds what an adapter does to a layer's input to its output
 
 
 class PanelProduct:
     """Baton's own products, in bf16."""
 
-    def __init__(self, matrices: LowRank) -> None:
-        self._a = Linear(matrices.a)
+    def __init__(self, matrices: LowRank, inputs: Inputs) -> None:
+        is_lookup = inputs is Inputs.TOKEN_IDS
+        self._a: Linear | Tensor = matrices.a.t().contiguous() if is_lookup else Linear(matrices.a)
         self._outputs = [(each.columns, each.ranks, Linear(each.b)) for each in matrices.outputs]
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
-        """Change output [num_rows, out_features] in place, for x [num_rows, in_features]."""
-        inner = self._a(x.bfloat16())
+        """Change output [num_rows, out_features] in place, for x [num_rows, in_features] or [num_rows]."""
+        inner = F.embedding(x, self._a) if isinstance(self._a, Tensor) else self._a(x.bfloat16())
         for columns, ranks, b in self._outputs:
             output[:, columns].add_(b(inner[:, ranks]))
 
@@ -37,13 +39,14 @@ class PanelProduct:
 class PlainProduct:
     """Torch's products in fp32, which for few rows take a fraction of the time of oneDNN's in bf16."""
 
-    def __init__(self, matrices: LowRank) -> None:
+    def __init__(self, matrices: LowRank, inputs: Inputs) -> None:
+        self._is_lookup = inputs is Inputs.TOKEN_IDS
         self._a = matrices.a.t().float().contiguous()
         self._outputs = [(each.columns, each.ranks, each.b.t().float().contiguous()) for each in matrices.outputs]
 
     def __call__(self, x: Tensor, output: Tensor) -> None:
-        """Change output [num_rows, out_features] in place, for x [num_rows, in_features]."""
-        inner = torch.mm(x.float(), self._a)
+        """Change output [num_rows, out_features] in place, for x [num_rows, in_features] or [num_rows]."""
+        inner = F.embedding(x, self._a) if self._is_lookup else torch.mm(x.float(), self._a)
         for columns, ranks, b in self._outputs:
             if output.dtype == torch.float32:
                 output[:, columns].addmm_(inner[:, ranks], b)
@@ -51,10 +54,32 @@ class PlainProduct:
                 output[:, columns].add_(torch.mm(inner[:, ranks], b))
 
 
-def product_of(matrices: LowRank) -> Product:
-    """Lay out matrices for products."""
+class RescaledProduct:
+    """A product of DoRA, which adds multiples of the base outputs, too."""
+
+    def __init__(self, matrices: LowRank, product: Product, bias: Tensor | None) -> None:
+        """bias: in the base outputs; it is not rescaled."""
+        self._product = product
+        self._gains = [
+            (each.columns, each.gain, None if bias is None else bias[each.columns] * each.gain)
+            for each in matrices.outputs
+            if each.gain is not None
+        ]
+
+    def __call__(self, x: Tensor, output: Tensor) -> None:
+        """Change output [num_rows, out_features] in place, for x [num_rows, in_features]."""
+        for columns, gain, shift in self._gains:
+            rescaled = output[:, columns] * gain
+            output[:, columns].add_(rescaled if shift is None else rescaled.sub_(shift))
+        self._product(x, output)
+
+
+def product_of(matrices: LowRank, inputs: Inputs = Inputs.STATES, bias: Tensor | None = None) -> Product:
+    """Lay out matrices for products. bias: of the layer whose outputs they change."""
     has_panels = all(map(can_have_panels, (matrices.a, *(each.b for each in matrices.outputs))))
-    return PanelProduct(matrices) if has_panels else PlainProduct(matrices)
+    product: Product = PanelProduct(matrices, inputs) if has_panels else PlainProduct(matrices, inputs)
+    is_rescaled = any(each.gain is not None for each in matrices.outputs)
+    return RescaledProduct(matrices, product, bias) if is_rescaled else product
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +87,29 @@ class Segment:
     """Adjacent rows of a step with the same adapter."""
 
     rows: slice
-    products: Sequence[Product | None]  # of each Linear
+    products: Sequence[Product | None]  # of each layer
 
 
 class SegmentedAdapters:
     """Adapters of a model on a CPU."""
 
-    def __init__(self, linears: Sequence[Linear]) -> None:
-        """Let the Linears add the products of their rows' adapters."""
+    def __init__(self, layers: Sequence[AdaptableLayer]) -> None:
+        """Let the layers add the products of their rows' adapters."""
         self.load_s = 0.0
+        self._layers = layers
         self._products: dict[int, Sequence[Product | None]] = {}
-        self.segments: list[Segment] = []
-        for place, linear in enumerate(linears):
-            linear.addend = SegmentedAddend(self, place)
+        self.segments: list[Segment] = []  # of the tokens
+        self.last_segments: list[Segment] = []  # of the tokens whose logits are wanted
+        for place, layer in enumerate(layers):
+            layer.layer.addend = SegmentedAddend(self, place, is_last=layer.inputs is Inputs.LAST_STATES)
 
     @torch.inference_mode()
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
         """Lay out the matrices for products; see ModelAdapters."""
-        self._products[number] = [None if each is None else product_of(each) for each in matrices]
+        self._products[number] = [
+            None if each is None else product_of(each, layer.inputs, layer.bias)
+            for layer, each in zip(self._layers, matrices, strict=True)
+        ]
 
     def remove(self, number: int) -> None:
         """Drop an adapter; the products of the last step stay until the next one."""
@@ -87,11 +117,23 @@ class SegmentedAdapters:
 
     def plan(self, batch: Batch) -> None:
         """Divide the batch's rows into segments; those without an adapter are in none."""
-        self.segments, end = [], 0
-        for number, run in groupby(zip(batch.adapters, batch.query_lens_list, strict=False), itemgetter(0)):
-            start, end = end, end + sum(length for _, length in run)
+        if not batch.adapters:
+            self.segments = self.last_segments = []
+            return
+        rows = [
+            number for number, length in zip(batch.adapters, batch.query_lens_list, strict=True) for _ in range(length)
+        ]
+        self.segments = self._segments(rows)
+        self.last_segments = self._segments([rows[row] for row in batch.logits_indices.tolist()])
+
+    def _segments(self, rows: Sequence[int]) -> list[Segment]:
+        """Return the segments of rows, by the number of each row's matrices."""
+        segments, end = [], 0
+        for number, run in groupby(rows):
+            start, end = end, end + len(list(run))
             if number:
-                self.segments.append(Segment(slice(start, end), self._products[number]))
+                segments.append(Segment(slice(start, end), self._products[number]))
+        return segments
 
     def resident(self) -> frozenset[int]:
         """Return the numbers of all adapters."""
@@ -99,15 +141,16 @@ class SegmentedAdapters:
 
 
 class SegmentedAddend:
-    """Products of the adapters that are added to the output of one Linear."""
+    """Products of the adapters that are added to the output of one layer."""
 
-    def __init__(self, adapters: SegmentedAdapters, place: int) -> None:
+    def __init__(self, adapters: SegmentedAdapters, place: int, *, is_last: bool) -> None:
         self._adapters = adapters
         self._place = place
+        self._is_last = is_last
 
     def __call__(self, x: Tensor, output: Tensor) -> Tensor:
-        """Return output [num_tokens, out_features] for x [num_tokens, in_features], changed in place."""
-        for segment in self._adapters.segments:
+        """Return output [num_rows, out_features] for x [num_rows, in_features] or [num_rows], changed in place."""
+        for segment in self._adapters.last_segments if self._is_last else self._adapters.segments:
             product = segment.products[self._place]
             if product is not None:
                 product(x[segment.rows], output[segment.rows])

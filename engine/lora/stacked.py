@@ -14,8 +14,7 @@ from torch import Tensor
 
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import to_device_async
-from baton.engine.layers.linear import Linear
-from baton.engine.layers.linear_source import LinearSource
+from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
 from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.low_rank import LowRank, even
 
@@ -23,36 +22,36 @@ from baton.engine.lora.low_rank import LowRank, even
 class StackedAdapters:
     """Adapters of a model on a GPU: those in slots are there, the others in host memory."""
 
-    def __init__(
-        self, linears: Sequence[Linear], sources: Sequence[LinearSource], config: LoraConfig, dtype: torch.dtype
-    ) -> None:
-        """Allocate the slots, and let the Linears add the products of their rows' adapters."""
+    def __init__(self, layers: Sequence[AdaptableLayer], config: LoraConfig, dtype: torch.dtype) -> None:
+        """Allocate the slots, and let the layers add the products of their rows' adapters."""
         self.load_s = 0.0
         self._matrices: dict[int, Sequence[LowRank | None]] = {}
         self._slots = [0] * config.max_loras  # number of the adapter in each slot; 0: none
         self._used_at = [0] * config.max_loras  # step that last used the slot
         self._num_steps = 0
-        self.elsewhere: Tensor | None = None  # [num_tokens, max_loras, 1] bool: slots that a row does not use
-        self._addends = [
-            StackedAddend(self, SlotMatrices.of(linear, source, config, dtype))
-            for linear, source in zip(linears, sources, strict=True)
-        ]
-        for linear, addend in zip(linears, self._addends, strict=True):
-            linear.addend = addend
+        self._rescaling: set[int] = set()  # numbers of the adapters with gains
+        self.rows: RowSlots | None = None  # of the tokens; None: no row of the step has an adapter
+        self.last_rows: RowSlots | None = None  # of those whose logits are wanted
+        self._addends = [StackedAddend(self, layer, SlotMatrices.of(layer, config, dtype)) for layer in layers]
+        for layer, addend in zip(layers, self._addends, strict=True):
+            layer.layer.addend = addend
 
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
         """Keep the matrices in host memory; see ModelAdapters."""
         self._matrices[number] = matrices
+        if any(output.gain is not None for each in matrices if each is not None for output in each.outputs):
+            self._rescaling.add(number)
 
     def remove(self, number: int) -> None:
         """Drop an adapter; its slot is free."""
         self._matrices.pop(number, None)
+        self._rescaling.discard(number)
         self._slots = [0 if each == number else each for each in self._slots]
 
     @torch.inference_mode()
     def plan(self, batch: Batch) -> None:
         """Copy adapters that are in no slot into those used least recently, and note each row's slot."""
-        self.elsewhere = None
+        self.rows = self.last_rows = None
         wanted = set(batch.adapters) - {0}
         if not wanted:
             return
@@ -61,10 +60,12 @@ class StackedAdapters:
             self._used_at[self._slots.index(number)] = self._num_steps
         for number in wanted - set(self._slots):
             self._load(number)
-        slots = torch.tensor([self._slots.index(number) if number else -1 for number in batch.adapters])
+        slots = torch.tensor([self._slots.index(number) if number else len(self._slots) for number in batch.adapters])
         of_rows = slots.repeat_interleave(torch.tensor(batch.query_lens_list))
-        elsewhere = of_rows.unsqueeze(1) != torch.arange(len(self._slots))
-        self.elsewhere = to_device_async(elsewhere.unsqueeze(2), self._addends[0].slots.a.device)
+        rows = to_device_async(of_rows, self._addends[0].slots.a.device)
+        rescales = not wanted.isdisjoint(self._rescaling)
+        self.rows = RowSlots.of(rows, len(self._slots), rescales=rescales)
+        self.last_rows = RowSlots.of(rows[batch.logits_indices], len(self._slots), rescales=rescales)
 
     def _load(self, number: int) -> None:
         started_s = time.perf_counter()
@@ -81,23 +82,41 @@ class StackedAdapters:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSlots:
+    """Slots that the rows of a step use."""
+
+    elsewhere: Tensor  # [num_rows, max_loras, 1] bool: slots that a row does not use
+    slots: Tensor  # [num_rows] int64: slot of each row; max_loras: none
+    rescales: bool  # whether any of the adapters has gains
+
+    @classmethod
+    def of(cls, slots: Tensor, num_slots: int, *, rescales: bool) -> "RowSlots":
+        """Return the slots of rows, given that of each."""
+        elsewhere = slots.unsqueeze(1) != torch.arange(num_slots, device=slots.device)
+        return cls(elsewhere.unsqueeze(2), slots, rescales)
+
+
+@dataclass(frozen=True, slots=True)
 class SlotMatrices:
-    """Matrices of all slots for one Linear, zero where a slot's adapter is smaller."""
+    """Matrices of all slots for one layer, zero where a slot's adapter is smaller."""
 
     a: Tensor  # [max_loras * width, in_features]
     b: Tensor  # [out_features, max_loras * width]
+    gains: Tensor  # [max_loras + 1, out_features] fp32; see LowRankOutput. The last row is zero: no slot
     width: int  # width of a slot: max_lora_rank for each of the projections
 
     @classmethod
-    def of(cls, linear: Linear, source: LinearSource, config: LoraConfig, dtype: torch.dtype) -> "SlotMatrices":
+    def of(cls, layer: AdaptableLayer, config: LoraConfig, dtype: torch.dtype) -> "SlotMatrices":
         """Allocate empty slots."""
+        source = layer.source
         width = even(config.max_rank) * len({part.name for part in source.parts})
         in_features = len(range(source.in_features)[source.columns])
         out_features = sum(part.num_rows for part in source.parts)
-        device = linear.weight.device
+        device = layer.device
         return cls(
             torch.zeros(config.max_loras * width, in_features, dtype=dtype, device=device),
             torch.zeros(out_features, config.max_loras * width, dtype=dtype, device=device),
+            torch.zeros(config.max_loras + 1, out_features, device=device),
             width,
         )
 
@@ -105,26 +124,40 @@ class SlotMatrices:
         """Replace the matrices of a slot."""
         a = self.a[slot * self.width : (slot + 1) * self.width].zero_()
         b = self.b[:, slot * self.width : (slot + 1) * self.width].zero_()
+        self.gains[slot].zero_()
         if matrices is not None:
             a[: len(matrices.a)].copy_(matrices.a)
             for each in matrices.outputs:
                 b[each.columns, each.ranks].copy_(each.b)
+                if each.gain is not None:
+                    self.gains[slot, each.columns].copy_(each.gain)
 
 
 class StackedAddend:
-    """Products of the adapters that are added to the output of one Linear."""
+    """Products of the adapters that are added to the output of one layer."""
 
-    def __init__(self, adapters: StackedAdapters, slots: SlotMatrices) -> None:
+    def __init__(self, adapters: StackedAdapters, layer: AdaptableLayer, slots: SlotMatrices) -> None:
         self._adapters = adapters
+        self._inputs = layer.inputs
+        self._bias = layer.bias
         self.slots = slots
 
     def __call__(self, x: Tensor, output: Tensor) -> Tensor:
-        """Return output [num_tokens, out_features] for x [num_tokens, in_features], changed in place."""
-        elsewhere = self._adapters.elsewhere
-        if elsewhere is None:
+        """Return output [num_rows, out_features] for x [num_rows, in_features] or [num_rows], changed in place."""
+        rows = self._adapters.last_rows if self._inputs is Inputs.LAST_STATES else self._adapters.rows
+        if rows is None:
             return output
-        inner = F.linear(x.to(self.slots.a.dtype), self.slots.a)
-        inner.view(len(x), elsewhere.shape[1], self.slots.width).masked_fill_(elsewhere, 0)
+        if rows.rescales:
+            base = output if self._bias is None else output - self._bias
+            output.add_(base * F.embedding(rows.slots, self.slots.gains))
+        inner = self._inner(x)
+        inner.view(len(x), rows.elsewhere.shape[1], self.slots.width).masked_fill_(rows.elsewhere, 0)
         if inner.dtype == output.dtype:
             return output.addmm_(inner, self.slots.b.t())  # without memory for a second output
         return output.add_(F.linear(inner, self.slots.b))
+
+    def _inner(self, x: Tensor) -> Tensor:
+        """Return the products with `a` of all slots, [num_rows, max_loras * width]."""
+        if self._inputs is Inputs.TOKEN_IDS:
+            return self.slots.a.index_select(1, x).t().contiguous()
+        return F.linear(x.to(self.slots.a.dtype), self.slots.a)

@@ -20,9 +20,10 @@ from baton.engine.kv.layout import torch_dtype
 from baton.engine.kv.scales import LAST_NAMES
 from baton.engine.layers.weights.int8_weight import check_quantization
 from baton.engine.lora.adaptable import adapt
+from baton.engine.lora.base_checkpoint import BaseCheckpoint
 from baton.engine.lora.config import LoraConfig
 from baton.engine.models.causal_lm import CausalLM
-from baton.engine.models.loading import ModelLoader
+from baton.engine.models.loading import HEAD, ModelLoader
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorRanks
 
 
@@ -67,12 +68,15 @@ def load_model(
     tensor.shard.check(config)
     check_quantization(quantization, device)
     dtype, stored = torch_dtype(config.dtype), config.stored_quantization
-    prefixes = family_of(config.architecture).prefixes
+    family = family_of(config.architecture)
+    prefixes = family.prefixes
     weights = Weights(directory, dtype, device, on_progress, quantization, stored, prefixes, placement)
     with torch.inference_mode():
         model = ModelLoader(weights, config, attention, tensor, group, groups).load()
         if lora is not None and lora.enabled:
-            adapt(model, lora, device, dtype if lora.dtype == "auto" else torch_dtype(lora.dtype))
+            is_tied = config.tie_word_embeddings and not (family.prefers_stored_head and HEAD in weights)
+            base = BaseCheckpoint(directory, stored, prefixes, is_tied)
+            adapt(model, config, lora, device, dtype if lora.dtype == "auto" else torch_dtype(lora.dtype), base)
     weights.finish(lambda name: _is_not_of_model(name, config))
     if group is None:
         weights.close()

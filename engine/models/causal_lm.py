@@ -15,8 +15,9 @@ from baton.engine.layers.linear import Projection
 from baton.engine.layers.moe import MoE
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.rotary import RotaryEmbedding
-from baton.engine.lora.adapted_linears import AdaptedLinears
+from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.models.decoder_layer import DecoderLayer
+from baton.engine.models.hidden_states import HiddenStates
 from baton.engine.ops.base import Rotation
 from baton.engine.vision.encoder import VisionEncoder
 
@@ -67,7 +68,8 @@ class CausalLM:
         self.logits_soft_cap = logits_soft_cap
         self.layer_inputs = layer_inputs
         self.vision = vision
-        self.adapted: AdaptedLinears | None = None  # None: steps have no adapters
+        self.adapted: AdaptedLayers | None = None  # None: steps have no adapters
+        self.hidden_states: HiddenStates | None = None  # where steps leave them; None: no draft head reads them
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
@@ -105,8 +107,10 @@ class CausalLM:
         return None in self.kv_places
 
     def _planned(self, batch: Batch, pool: Tensor) -> Batch:
-        """Return the batch on the model's device, with its attention and its adapters planned."""
+        """Return the batch on the model's device, its attention and adapters planned, its new blocks cleared."""
         batch = batch.on(pool.device)
+        if batch.states is not None:
+            batch.states.clear(pool)
         self.backend.plan(batch)
         if self.adapted is not None:
             self.adapted.adapters.plan(batch)
@@ -121,9 +125,15 @@ class CausalLM:
         rotations = {rotary: self._rotation(rotary, batch) for rotary in dict.fromkeys(self.rotary)}
         given = self.layer_inputs
         inputs = [None] * len(self.layers) if given is None else given(batch.token_ids, x)
-        for layer, rotary, place, own in zip(self.layers, self.rotary, self.kv_places, inputs, strict=True):
+        kept, states = self.hidden_states if batch.keeps_states else None, []
+        parts = zip(self.layers, self.rotary, self.kv_places, inputs, strict=True)
+        for index, (layer, rotary, place, own) in enumerate(parts):
+            if kept is not None and index in kept.layers:
+                states.append(_sum(x, addend))
             cache = pool if place is None else KVCacheLayout.layer_cache(pool, place)
             x, addend = layer(x, addend, rotations[rotary], cache, batch, own)
+        if kept is not None:
+            kept.store(batch.slot_mapping, states if kept.layers else [self.norm(_sum(x, addend))])
         return x, addend
 
     def _rotation(self, rotary: RotaryEmbedding, batch: Batch) -> Rotation:
@@ -162,3 +172,8 @@ class CausalLM:
         for layer in self.layers:
             if isinstance(layer.feed_forward, MoE):
                 layer.feed_forward(nothing)
+
+
+def _sum(x: Tensor, addend: Tensor | None) -> Tensor:
+    """Return the sum in memory of its own: the next layer may overwrite both."""
+    return x.clone() if addend is None else x + addend

@@ -10,7 +10,6 @@ from baton.engine.experts.group import ExpertGroup
 from baton.engine.families.registry import family_of
 from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.kv.groups import KVGroups
-from baton.engine.kv.layer_states import LayerStates
 from baton.engine.layers.attention import load_attention
 from baton.engine.layers.embedding import Embedding, load_table
 from baton.engine.layers.latent_attention import load_latent_attention
@@ -22,6 +21,7 @@ from baton.engine.layers.norm import NO_NORM, Norm, RMSNorm
 from baton.engine.layers.parallel_experts import ParallelExperts
 from baton.engine.layers.recurrent.delta_net import load_delta_net
 from baton.engine.layers.recurrent.mamba import load_mamba
+from baton.engine.layers.recurrent.rank_parts import RankParts
 from baton.engine.layers.rotary import RotaryEmbedding
 from baton.engine.layers.weights.grouped_weight import GroupedWeight
 from baton.engine.models.causal_lm import CausalLM, MissingHead
@@ -65,24 +65,15 @@ class ModelLoader:
 
     def load(self) -> CausalLM:
         """Return the model. Raises InvalidCheckpoint or UnsupportedModel."""
-        weights, config, tensor = self._weights, self._config, self._tensor
-        rows = tensor.shard.of(config.vocab_size)
-        table = load_table(weights, config, rows)
-        layer_inputs = load_layer_inputs(weights, config, tensor)
+        weights, config = self._weights, self._config
+        embedding, head = self.ends()
+        layer_inputs = load_layer_inputs(weights, config, self._tensor)
         layers = [self._placed_layer(index) for index in range(config.num_layers)]
         without_kv = config.layers_without_attention.union(self._recurrent)
-        head: Projection
-        if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
-            weight = GroupedWeight(table, weights.dtype) if isinstance(table, GroupedMatrix) else table
-            head = gathered(Linear(weight, quantization=head_quantization(weights.quantization)), tensor)
-        elif config.may_lack_head and HEAD not in weights:
-            head = MissingHead(config.vocab_size)
-        else:
-            head = gathered(load_head(weights, config.hidden_size, config.vocab_size, rows), tensor)
         return CausalLM(
-            Embedding(table, tensor, config, weights.dtype),
+            embedding,
             layers,
-            self._norm("model.norm"),
+            self.norm("model.norm"),
             head,
             self._rotary(),
             self._backend,
@@ -95,6 +86,21 @@ class ModelLoader:
             layer_inputs,
             load_encoder(weights, config.vision, config.hidden_size) if config.vision is not None else None,
         )
+
+    def ends(self) -> tuple[Embedding, Projection]:
+        """Load the embedding and the output layer, which may share their weights."""
+        weights, config, tensor = self._weights, self._config, self._tensor
+        rows = tensor.shard.of(config.vocab_size)
+        table = load_table(weights, config, rows)
+        head: Projection
+        if config.tie_word_embeddings and not (self._family.prefers_stored_head and HEAD in weights):
+            weight = GroupedWeight(table, weights.dtype) if isinstance(table, GroupedMatrix) else table
+            head = gathered(Linear(weight, quantization=head_quantization(weights.quantization)), tensor)
+        elif config.may_lack_head and HEAD not in weights:
+            head = MissingHead(config.vocab_size)
+        else:
+            head = gathered(load_head(weights, config.hidden_size, config.vocab_size, rows), tensor)
+        return Embedding(table, tensor, config, weights.dtype), head
 
     def _rotary(self) -> list[RotaryEmbedding]:
         """Return the rotary embedding of each layer; layers with the same one share it.
@@ -112,9 +118,10 @@ class ModelLoader:
 
     def _placed_layer(self, index: int) -> DecoderLayer:
         with self._weights.layer(index):
-            return self._layer(index)
+            return self.layer(index)
 
-    def _layer(self, index: int) -> DecoderLayer:
+    def layer(self, index: int) -> DecoderLayer:
+        """Load one layer."""
         prefix, norms = f"model.layers.{index}", self._names.norms
         attention = self._mixer(index, prefix)
         has_feed_forward = attention is None or not self._config.has_single_parts
@@ -161,12 +168,12 @@ class ModelLoader:
         config, layouts = self._config.recurrent, self._groups.states
         assert config is not None
         assert layouts is not None, "groups without a layout of the recurrent state"
-        states = LayerStates(layouts.place(config.layers.index(index)), config.state_shapes)
+        place, parts = layouts.place(config.layers.index(index)), RankParts(layouts.num_shards, self._tensor)
         hidden, eps = self._config.hidden_size, self._config.rms_norm_eps
         if isinstance(config, DeltaNetConfig):
             by_key_head = self._names.by_key_head
-            return load_delta_net(self._weights, name, config, hidden, eps, states, by_key_head=by_key_head)
-        return load_mamba(self._weights, name, config, hidden, eps, states)
+            return load_delta_net(self._weights, name, config, hidden, eps, place, parts, by_key_head=by_key_head)
+        return load_mamba(self._weights, name, config, hidden, eps, place, parts)
 
     @property
     def _is_parallel(self) -> bool:
@@ -184,10 +191,10 @@ class ModelLoader:
         return ParallelExperts(
             dense=self._mlp(index, prefix),
             experts=moe,
-            before_dense=self._norm(f"{prefix}.pre_feedforward_layernorm"),
-            after_dense=self._norm(f"{prefix}.post_feedforward_layernorm_1"),
-            before_experts=self._norm(f"{prefix}.pre_feedforward_layernorm_2"),
-            after_experts=self._norm(f"{prefix}.post_feedforward_layernorm_2"),
+            before_dense=self.norm(f"{prefix}.pre_feedforward_layernorm"),
+            after_dense=self.norm(f"{prefix}.post_feedforward_layernorm_1"),
+            before_experts=self.norm(f"{prefix}.pre_feedforward_layernorm_2"),
+            after_experts=self.norm(f"{prefix}.post_feedforward_layernorm_2"),
             before_router=self._router_norm(f"{prefix}.router.scale"),
         )
 
@@ -219,9 +226,10 @@ class ModelLoader:
         return next(found, self._names.experts[0])
 
     def _norm_at(self, prefix: str, name: str | None) -> Norm:
-        return NO_NORM if name is None else self._norm(f"{prefix}.{name}")
+        return NO_NORM if name is None else self.norm(f"{prefix}.{name}")
 
-    def _norm(self, name: str) -> RMSNorm:
+    def norm(self, name: str) -> RMSNorm:
+        """Load a norm of hidden states."""
         config = self._config
         weight = self._weights.take(f"{name}.weight", config.hidden_size)
         return RMSNorm(weight, config.rms_norm_eps, config.norm_offset)

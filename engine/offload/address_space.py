@@ -9,6 +9,7 @@ from torch import Tensor
 from baton.engine.errors import EngineError
 
 PAGE = mmap.PAGESIZE
+HUGE_PAGE = 2 << 20
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python's mmap does not name: addresses are not counted as memory
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise  # unlike mmap's method, without the interpreter lock
@@ -47,6 +48,16 @@ class AddressSpace:
     def memory(self, offset: int, num_bytes: int) -> memoryview:
         """Return a range to read into."""
         return self._view[offset : offset + num_bytes]
+
+    def prefer_huge_pages(self, offset: int, num_bytes: int) -> None:
+        """Let a range that is read and dropped as a whole have huge pages, as far as they lie within it.
+
+        Reads into fresh small pages were half as fast. Without huge pages in the kernel, nothing changes.
+        """
+        first = -(-(self._address + offset) // HUGE_PAGE) * HUGE_PAGE
+        end = (self._address + offset + num_bytes) // HUGE_PAGE * HUGE_PAGE
+        if first < end:
+            _madvise(first, end - first, mmap.MADV_HUGEPAGE)
 
     def drop(self, offset: int, num_bytes: int) -> None:
         """Give the memory of a range of whole pages back; its contents are then zeros."""

@@ -11,6 +11,8 @@ from baton.engine.offload.layout import Unit, total_bytes
 from baton.engine.offload.weights_file import WeightsFile
 
 THREADS = 4  # reads at once
+LARGE_BYTES = 4 << 20  # units from this size on have huge pages; for smaller ones, they would be few
+MOST_LARGE = 1 << 14  # units with huge pages: each takes two of the 65,530 mappings that a process may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,9 @@ class UnitReader:
         self.counters = OffloadCounters()
         self._space = space
         self._threads = ThreadPoolExecutor(THREADS, "weights-read")
+        large = [unit for unit in file.layout.units if unit.num_bytes >= LARGE_BYTES]
+        for unit in large if len(large) <= MOST_LARGE else ():
+            space.prefer_huge_pages(unit.offset, unit.num_bytes)
 
     def start(self, units: Iterable[Unit]) -> UnitReads:
         """Start to read units, all at once."""

@@ -7,7 +7,8 @@
    waits for others for long wakes them too, so that a forged wake costs a round without work and no more.
 4. When a rank is lost or another epoch begins, the remaining ranks re-form the group and repeat the step. That is safe
    at any point: results are applied only after the whole step, writing the same KV twice is harmless, and sampling
-   noise depends only on seed and position. Ranks may have progressed to different points of the step.
+   noise depends only on seed and position. Ranks may have progressed to different points of the step. A rank whose
+   step changes recurrent state does not repeat it: it goes back to an earlier state first, and computes another step.
 """
 
 from collections.abc import Callable
@@ -83,8 +84,14 @@ class Lockstep:
         if is_next_round(epoch, round_number, self.epoch, self._round):
             self._is_woken = True
 
-    def run(self, num_tokens: int, compute: Callable[[], T], compute_idle: Callable[[], None]) -> T | None:
-        """Run one step of the group, re-forming it as often as needed; None if this rank had nothing to compute."""
+    def run(
+        self, num_tokens: int, compute: Callable[[], T], compute_idle: Callable[[], None], *, can_repeat: bool = True
+    ) -> T | None:
+        """Run one step of the group, re-forming it as often as needed; None if this rank had nothing to compute.
+
+        can_repeat: otherwise a step that was broken off after it began also returns None, and the next one re-forms.
+        """
+        has_begun = False
         while True:
             try:
                 if not self._group.ranks.is_current:
@@ -92,12 +99,13 @@ class Lockstep:
                 if not self._agree(num_tokens):
                     return None
                 if num_tokens:
+                    has_begun = True
                     return compute()
                 compute_idle()
                 return None
             except GroupBroken as error:
                 self._group.abandon_epoch(error)
-                if self.has_left and not num_tokens:
+                if (self.has_left and not num_tokens) or (has_begun and not can_repeat):
                     return None
             except EngineEnded:  # this rank left while the group was re-forming
                 if num_tokens:

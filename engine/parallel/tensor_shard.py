@@ -2,8 +2,8 @@
 
 Attention heads, the inner columns of MLPs and experts, and the rows of the vocabulary are divided evenly, in rank
 order. With `has_whole_experts`, whole experts are divided among the ranks instead. If there are more ranks than KV
-heads, consecutive ranks hold the same head. Everything shared by all heads (norms, the expert router, the latent of
-MLA) is on every rank.
+heads, consecutive ranks hold the same head, and the same part of each recurrent layer. Everything shared by all heads
+(norms, the expert router, the latent of MLA) is on every rank.
 """
 
 from dataclasses import dataclass, replace
@@ -48,13 +48,19 @@ class TensorShard:
 
     def kv_parts(self, config: ModelConfig, wanted: int | None = None) -> int:
         """Return the shards per block (see KVCacheLayout): `wanted`, otherwise one per rank; at most the KV heads."""
+        if not config.kv_layers:
+            return wanted or self.size
         return 1 if config.mla is not None else min(wanted or self.size, *_kv_counts(config).values())
 
     def check(self, config: ModelConfig) -> None:
         """Raise UnsupportedModel, naming all sizes that cannot be divided; models with images have one rank."""
         if config.vision is not None and self.size > 1:
             raise UnsupportedModel(f"tensor_parallel is not supported with {config.architecture}: leave it at 1")
-        counts = {"num_attention_heads": config.num_heads, "vocab_size": config.vocab_size}
+        counts = {"vocab_size": config.vocab_size}
+        if config.kv_layers:
+            counts = {"num_attention_heads": config.num_heads} | counts
+        if config.recurrent is not None:
+            counts["width of a recurrent layer"] = config.recurrent.output_width
         is_parallel = config.moe is not None and config.moe.is_parallel
         if is_parallel or not all(map(config.is_sparse, range(config.num_layers))):
             counts["intermediate_size"] = config.intermediate_size
@@ -66,11 +72,11 @@ class TensorShard:
             counts["intermediate size of layers with shared KV"] = config.shared_intermediate_size
         if config.layer_input_size:
             counts["vocab_size_per_layer_input"] = config.layer_input_vocab_size
-        kv_counts = _kv_counts(config) if config.mla is None else {}
+        kv_counts = _kv_counts(config) if config.mla is None and config.kv_layers else {}
         if len(set(kv_counts.values())) > 1:
             counts |= kv_counts  # layers with different heads are divided alike
         uneven = [f"{name} {count}" for name, count in counts.items() if count % self.size]
-        if config.mla is None and config.num_kv_heads % self.size and self.size % config.num_kv_heads:
+        if kv_counts and config.num_kv_heads % self.size and self.size % config.num_kv_heads:
             uneven.append(f"num_key_value_heads {config.num_kv_heads}")
         if uneven:
             raise UnsupportedModel(

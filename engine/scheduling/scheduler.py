@@ -261,13 +261,12 @@ class Scheduler:
         Remote prefills are limited by blocks alone: they join the batch only after their KV has arrived. Requests that
         cannot be sampled yet, because their grammar is being compiled, get at most half of the batch; the rest of them
         wait and hold up no other request. Those without room for their adapter in the batch hold up only others with
-        adapters.
+        adapters, and those whose adapter is being read hold up none.
         """
         num_unready: int | None = None  # counted only if a request needs it
-        lacks_adapter = False  # a request waits for a place of its adapter; later ones must not take it
+        self._adapters.begin_admissions()
         for request in list(self.waiting):
-            if request.adapter_number and (lacks_adapter or not self._adapters.fits(request)):
-                lacks_adapter = True
+            if not self._adapters.may_start(request):
                 continue
             is_computed_here = not request.receives_kv
             is_ready = self._may_sample(request)

@@ -38,9 +38,9 @@ class Acceptance:
         """Whether one token of the next draft should be verified at any price."""
         return self.num_left_out >= self._interval
 
-    def leave_out(self) -> None:
-        """Note a draft of which no token was verified."""
-        self.num_left_out += 1
+    def leave_out(self, num_drafts: int = 1) -> None:
+        """Note drafts of which no token was verified."""
+        self.num_left_out += num_drafts
 
     def note(self, num_drafted: int, num_accepted: int) -> None:
         """Note that the first `num_accepted` of `num_drafted` tokens were right.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from baton.settings.values import JsonText, OptionError, parsed_json, shown
 
 OPTION = "speculative_config"
-NGRAM, DRAFT_MODEL = "ngram", "draft_model"
-METHODS = (NGRAM, DRAFT_MODEL)
+NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP = "ngram", "draft_model", "eagle", "eagle3", "mtp"
+METHODS = (NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP)
 MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP = 64
 
@@ -20,7 +20,7 @@ class SpeculationConfig:
     num_speculative_tokens: int = 5  # most drafted tokens of a request and step
     prompt_lookup_min: int = 2  # shortest suffix that is looked up in the earlier tokens
     prompt_lookup_max: int = 5  # longest one
-    model: str | None = None  # directory of the draft model
+    model: str | None = None  # directory of the draft model, or of the head with `eagle` and `eagle3`
 
     @classmethod
     def parse(cls, text: JsonText | None) -> "SpeculationConfig | None":
@@ -39,18 +39,22 @@ class SpeculationConfig:
             raise OptionError(f"{OPTION}: {foreign} has no effect on the method {method}; remove it")
         shortest, longest = _lookup(found)
         count = _number(found, "num_speculative_tokens", DEFAULTS.num_speculative_tokens, MAX_DRAFT_TOKENS)
-        return cls(str(method), count, shortest, longest, _model(found) if method == DRAFT_MODEL else None)
+        return cls(str(method), count, shortest, longest, _model(found, str(method)))
 
 
 DEFAULTS = SpeculationConfig(NGRAM)
-OF_OTHERS = {NGRAM: ("model",), DRAFT_MODEL: ("prompt_lookup_min", "prompt_lookup_max")}
+LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
+OF_OTHERS = {NGRAM: ("model",), DRAFT_MODEL: LOOKUP, EAGLE: LOOKUP, EAGLE3: LOOKUP, MTP: ("model", *LOOKUP)}
+NAMED = {DRAFT_MODEL: "a draft model", EAGLE: "an EAGLE head", EAGLE3: "an EAGLE-3 head"}  # by `model`
 
 
-def _model(found: Mapping[str, object]) -> str:
+def _model(found: Mapping[str, object], method: str) -> str | None:
+    if method not in NAMED:
+        return None
     model = found.get("model")
     if not isinstance(model, str) or not model:
         problem = f"is {shown(model)}, but" if "model" in found else "is missing: it"
-        raise OptionError(f"{OPTION}: model {problem} must be the directory of a draft model")
+        raise OptionError(f"{OPTION}: model {problem} must be the directory of {NAMED[method]}")
     return model
 
 

@@ -9,7 +9,7 @@ from baton.engine.checkpoint.weight_memory import weights_bytes
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError, InvalidCheckpoint, UnsupportedModel
 from baton.engine.kv.dtype import kv_bytes_per_token
-from baton.engine.speculation.config import OPTION, SpeculationConfig
+from baton.engine.speculation.config import DRAFT_MODEL, OPTION, SpeculationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class DraftCheckpoint:
         Raises InvalidCheckpoint or UnsupportedModel if it cannot draft for this model.
         """
         options = SpeculationConfig.parse(engine.speculative_config)
-        if options is None or options.model is None:
+        if options is None or options.method != DRAFT_MODEL or options.model is None:
             return None
         directory = Path(options.model).expanduser()
         if not directory.is_dir():

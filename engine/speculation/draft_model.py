@@ -1,5 +1,6 @@
 """A draft model in memory: its weights, and its KV in separate blocks."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -15,6 +16,7 @@ from baton.engine.models.causal_lm import CausalLM
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.speculation.config import OPTION
 from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.engine.speculation.twins import Twin, Twins, in_step_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,21 @@ class DraftModel:
     vocab_size: int
     max_model_len: int  # tokens of the longest request for which it drafts
     step_tokens: int  # most tokens of prompts that it computes before a step
+
+    def twins(self) -> Twins:
+        """Return the owner of its blocks."""
+        return Twins(self.blocks, self.vocab_size)
+
+    def sample(self, twins: Sequence[Twin]) -> Sequence[int]:
+        """Return a token that may follow those of each twin; see `TwinModel`."""
+        items = in_step_order(twin.next_pass() for twin in twins)
+        results = zip(items, self.runner.run(items), strict=True)
+        sampled = {item.request: result.sampled.token_id for item, result in results if result.sampled is not None}
+        return [sampled[twin.own] for twin in twins]
+
+    def compute(self, chunks: Mapping[Twin, int]) -> None:
+        """Compute KV of twins; see `TwinModel`."""
+        self.runner.run(in_step_order(twin.next_chunk(count) for twin, count in chunks.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ class DraftPlan:
     unready: Sequence[Proposal] = ()  # for which the drafter should get ready
     num_waiting: int = 0  # proposals for which it is not ready, whether it should get ready or not
     left_out: Sequence[Acceptance] = ()  # of proposals of which no token is verified
+    pays: bool = False  # whether drafts would, apart from probes, if the drafter were ready for all proposals
 
     @classmethod
     def of(
@@ -74,24 +75,29 @@ class DraftPlan:
         due = [place for place, each in enumerate(ready) if each.acceptance.is_probe_due]
         probed = due[: probes.affordable(len(due), cost)]
         lengths = prices.lengths(ready, probed)
+        wanted = prices.lengths([*ready, *waiting]) if waiting or probed else lengths
         left_out = [each.acceptance for each, length in zip(ready, lengths, strict=True) if not length]
         return cls(
             ready,
             lengths,
             len(probed),
             cost,
-            _to_prepare([*ready, *waiting], prices, is_trial_due=is_trial_due and not ready) if waiting else (),
+            _to_prepare([*ready, *waiting], wanted, prices, is_trial_due=is_trial_due and not ready) if waiting else (),
             len(waiting),
             [*left_out, *(each.acceptance for each in waiting)],
+            any(wanted),
         )
 
 
-def _to_prepare(proposals: Sequence[Proposal], prices: Prices, *, is_trial_due: bool) -> Sequence[Proposal]:
+def _to_prepare(
+    proposals: Sequence[Proposal], lengths: Sequence[int], prices: Prices, *, is_trial_due: bool
+) -> Sequence[Proposal]:
     """Return the proposals that pay for their preparation; only the fastest one until the time of drafting is known.
 
-    The gain is that of a step with drafts of all requests, for as many tokens as the request is expected to generate.
+    lengths: tokens of each that pay. The gain is that of a step with drafts of all requests, for as many tokens as the
+    request is expected to generate.
     """
-    lengths, cost = prices.lengths(proposals), prices.of(len(proposals))
+    cost = prices.of(len(proposals))
     num_tokens = float(prices.num_delayed)
     for each, length in zip(proposals, lengths, strict=True):
         num_tokens += sum(each.acceptance.rate**count for count in range(1, length + 1))

@@ -8,16 +8,15 @@ from baton.engine.request import FinishRule, Request
 from baton.engine.scheduling.step_rates import StepRates
 from baton.engine.speculation.acceptance import Acceptance
 from baton.engine.speculation.config import SpeculationConfig
-from baton.engine.speculation.draft_model import DraftModel
 from baton.engine.speculation.lookup import LookupDrafter
-from baton.engine.speculation.model_drafter import ModelDrafter
+from baton.engine.speculation.model_drafter import ModelDrafter, TwinModel
 from baton.engine.speculation.ngram import NGramLookup
 from baton.engine.speculation.speculator import Speculator
 
 
 def speculator_of(
     config: EngineConfig,
-    draft_model: DraftModel | None,
+    draft_model: TwinModel | None,
     vocab_size: int,
     blocks: BlockManager,
     finish_rule: FinishRule,

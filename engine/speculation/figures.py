@@ -10,7 +10,7 @@ class SpeculationCounters:
     num_drafts: int = 0  # drafts that were verified, each of one or more tokens
     num_draft_tokens: int = 0
     accepted_by_position: list[int] = field(default_factory=list)  # accepted tokens by their place in the draft
-    drafting_s: float = 0.0  # time of the draft model; 0 for drafts that are looked up
+    drafting_s: float = 0.0  # time of the draft model or head; 0 for drafts that are looked up
 
     @property
     def num_accepted_tokens(self) -> int:

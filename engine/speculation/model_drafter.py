@@ -1,24 +1,23 @@
 """Drafts of a small model with the same vocabulary (Leviathan et al., "Fast inference from transformers via speculative
-decoding", ICML 2023).
+decoding", ICML 2023), or of a head that reads the model's hidden states (Li et al., "EAGLE", ICML 2024).
 
 Its tokens are sampled as those of the request are, with the same noise, which depends on the seed and the position
 alone: so a draft model with the same probabilities would always be right, at any temperature.
 
 1. The draft model has separate KV. It computes what it lacks of a request, chunk by chunk, between the steps.
 2. Once it lacks only a few tokens, it can draft: a pass for each place in the drafts, with the requests in a batch.
-3. After the step, the KV of drafted tokens that were right stays.
+3. After the step, a draft model's KV of drafted tokens that were right stays.
 """
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
 from baton.engine.request import FinishRule, Request
-from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.speculation.base import Drafted, Offer
-from baton.engine.speculation.draft_model import DraftModel
 from baton.engine.speculation.pass_times import PassTimes
 from baton.engine.speculation.twins import Twin, Twins
 
@@ -28,16 +27,42 @@ READY_TOKENS = 16  # tokens without KV that the first pass of a draft may comput
 LEAST_CHUNK = 32  # tokens of a chunk, unless fewer are missing
 
 
-class ModelDrafter:
-    """Drafter that samples tokens of a draft model."""
+class TwinModel(Protocol):
+    """A draft model or head, which computes twins of requests."""
 
-    def __init__(self, model: DraftModel, finish_rule: FinishRule, vocab_size: int) -> None:
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request for which it drafts."""
+        ...
+
+    @property
+    def step_tokens(self) -> int:
+        """Most tokens of prompts that it computes before a step."""
+        ...
+
+    def twins(self) -> Twins:
+        """Return the owner of its blocks."""
+        ...
+
+    def sample(self, twins: Sequence[Twin]) -> Sequence[int]:
+        """Compute all tokens of twins that lack KV, and return a token that may follow those of each."""
+        ...
+
+    def compute(self, chunks: Mapping[Twin, int]) -> None:
+        """Compute the KV of these numbers of tokens of twins, none of which is the last."""
+        ...
+
+
+class ModelDrafter:
+    """Drafter that samples tokens of a draft model or head."""
+
+    def __init__(self, model: TwinModel, finish_rule: FinishRule, vocab_size: int) -> None:
         """finish_rule, vocab_size: those of the model for which it drafts."""
         self._model = model
         self._finish_rule = finish_rule
         self._vocab_size = vocab_size
         self._times = PassTimes()
-        self.twins = Twins(model.blocks, model.vocab_size)
+        self.twins = model.twins()
 
     def begin_step(self) -> None:
         """Free what belongs to requests that have ended."""
@@ -50,7 +75,7 @@ class ModelDrafter:
         if limit <= 0 or request.images:
             return None
         twin = self.twins.of(request)
-        if not twin.is_readable:
+        if twin is None or not twin.is_readable:
             return None
         is_ready = twin.num_missing <= READY_TOKENS
         return Offer(limit, None, is_ready, 0.0 if is_ready else twin.num_missing * self._times.prompt_token_s)
@@ -61,7 +86,7 @@ class ModelDrafter:
 
     def draft(self, wanted: Mapping[Request, int], preparation_s: float) -> Drafted:
         """Draft tokens, and compute some of what the draft model lacks; see `Drafter`."""
-        twins = {self.twins.of(request): count for request, count in wanted.items()}
+        twins = {twin: count for request, count in wanted.items() if (twin := self.twins.of(request)) is not None}
         late = [twin for twin in twins if twin.num_missing > READY_TOKENS]
         ready = {twin: count for twin, count in twins.items() if twin not in late and self._is_held(twin, count)}
         began_s = time.monotonic()
@@ -88,15 +113,10 @@ class ModelDrafter:
         open_twins = list(twins)
         while open_twins:
             began_s = time.monotonic()
-            works = {twin.own: twin for twin in open_twins}
-            items = sorted((twin.next_pass() for twin in open_twins), key=_is_long)
-            results = self._model.runner.run(items)
-            self._times.add(len(items), time.monotonic() - began_s)
-            open_twins = []
-            for item, result in zip(items, results, strict=True):
-                twin = works[item.request]
-                assert result.sampled is not None, "a pass samples a token of each request"
-                token_id = result.sampled.token_id
+            token_ids = self._model.sample(open_twins)
+            self._times.add(len(open_twins), time.monotonic() - began_s)
+            sampled, open_twins = zip(open_twins, token_ids, strict=True), []
+            for twin, token_id in sampled:
                 if token_id >= self._vocab_size or self._finish_rule.is_end(twin.request, token_id):
                     continue
                 twin.take_sampled(token_id)
@@ -120,12 +140,7 @@ class ModelDrafter:
         if not chunks:
             return
         began_s = time.monotonic()
-        self._model.runner.run(sorted((each.next_chunk(count) for each, count in chunks.items()), key=_is_long))
+        self._model.compute(chunks)
         self._times.add_chunk(sum(chunks.values()), time.monotonic() - began_s)
         for twin, count in chunks.items():
             self.twins.advance(twin, twin.num_with_kv + count)
-
-
-def _is_long(item: ScheduledRequest) -> bool:
-    """Return whether a request computes more than one token: those come last in a step."""
-    return item.num_new_tokens > 1

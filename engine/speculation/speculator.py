@@ -22,6 +22,7 @@ from baton.engine.speculation.draft_plan import DraftPlan, Prices, Proposal
 from baton.engine.speculation.figures import SpeculationCounters
 from baton.engine.speculation.preparation_budget import PreparationBudget
 from baton.engine.speculation.probe_budget import ProbeBudget
+from baton.engine.speculation.rest import Rest
 
 
 class Speculator:
@@ -40,7 +41,8 @@ class Speculator:
     ) -> None:
         """max_tokens: of a draft. rates: returns those of steps without drafts. may_draft: whether the grammar of a
         request, if it has one, can mask drafted tokens. num_elsewhere: tokens of other ranks that take part in a step.
-        acceptance: of the drafts of all requests, with which others begin; None: they have nothing in common.
+        acceptance: of the drafts of all requests, with which others begin; None: they have nothing in common. If they
+        have, the drafter rests while drafts do not pay.
         """
         self.counters = SpeculationCounters()
         self.drafter_s = 0.0  # time that the drafter took before the last step
@@ -55,6 +57,7 @@ class Speculator:
         self._probes = ProbeBudget()
         self._preparations = PreparationBudget()
         self._of_all = acceptance
+        self._rest = Rest() if acceptance is not None else None
         self._acceptances: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
         self._drafting_s = 0.0  # the part of it for the drafts of that step
         self._num_accepted = 0  # drafted tokens of that step
@@ -67,9 +70,11 @@ class Speculator:
         self._check_guesses()
         self._num_accepted = 0
         num_sequences = sum(item.samples for item in items)
+        if self._rests(items, num_sequences):
+            return
         decodes = {place: item.request for place, item in enumerate(items) if item.samples and item.num_new_tokens == 1}
         plan = self._plan(decodes, num_sequences, most)
-        self._note_plan(plan)
+        self._note_plan(plan, num_sequences)
         drafts = self._draft(plan)
         for proposal, length in zip(plan.proposals, plan.lengths, strict=True):
             request = proposal.request
@@ -86,6 +91,8 @@ class Speculator:
         """
         if any(item.drafts for item in in_flight):
             return True
+        if self._rests(in_flight, len(in_flight), num_ahead=1):
+            return False
         requests = {place: item.request for place, item in enumerate(in_flight)}
         plan = self._plan(requests, len(requests), self._max_tokens)
         prepares = plan.unready and self._preparations.left_s > plan.cost.plain_s
@@ -95,7 +102,7 @@ class Speculator:
                 if length and (first := proposal.offer.first_token) is not None:
                     self._guesses[proposal.request] = proposal.request.num_tokens, first
             return True
-        self._note_plan(plan)  # otherwise `add_drafts` does
+        self._note_plan(plan, len(requests))  # otherwise `add_drafts` does
         return False
 
     def note(self, item: ScheduledRequest, num_accepted: int | None) -> None:
@@ -164,19 +171,37 @@ class Speculator:
         is_trial_due = self._of_all is not None and self._of_all.is_probe_due
         return DraftPlan.of(proposals, prices, self._probes, is_trial_due=is_trial_due)
 
-    def _note_plan(self, plan: DraftPlan) -> None:
+    def _rests(self, items: Sequence[ScheduledRequest], num_sequences: int, num_ahead: int = 0) -> bool:
+        """Return whether a step has no plan, since drafts did not pay; no hidden states of its tokens are kept.
+
+        items: of the step, or of the one `num_ahead` tokens in front of it.
+        """
+        if self._rest is None or not self._rest.take(num_sequences):
+            return False
+        self.drafter_s = self._drafting_s = 0.0
+        self._drafter.begin_step()
+        for item in items:
+            item.request.num_without_states = item.start + item.num_new_tokens + num_ahead
+        return True
+
+    def _note_plan(self, plan: DraftPlan, num_sequences: int) -> None:
         """Note the proposals that a step leaves out, and the time that it takes for probes."""
         if not (plan.proposals or plan.num_waiting):
             return
+        num_left_out = 1
+        if self._rest is not None:
+            num_left_out += self._rest.end()
+            if plan.cost.plain_s > 0:
+                self._rest.note(num_sequences, pays=plan.pays)
         self._preparations.earn(plan.cost)
         self._probes.earn(plan.cost)
         self._probes.spend(plan.num_probes, plan.cost)
         for acceptance in plan.left_out:
-            acceptance.leave_out()
+            acceptance.leave_out(num_left_out)
         if not any(plan.lengths):
             self._costs.leave_out()
             if self._of_all is not None:
-                self._of_all.leave_out()
+                self._of_all.leave_out(num_left_out)
 
     def _propose(self, place: int, request: Request) -> Proposal | None:
         """Return the proposal for a request; None if there is none.

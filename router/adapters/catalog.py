@@ -269,6 +269,16 @@ class AdapterCatalog:
                 await unload_at(connection, adapter.name)  # it was unloaded meanwhile
             elif reason and self._failures.note(adapter.name, reason, incarnation):
                 logger.error("%s gets no requests for the adapter %s: %s", loaded.worker_id, adapter.name, reason)
+                if loaded.digest:
+                    await self._read_elsewhere(adapter)
+
+    async def _read_elsewhere(self, adapter: Adapter) -> None:
+        """Let workers with the table's contents read the files, which one of them has found changed.
+
+        Those that find new contents, too, have these from then on.
+        """
+        others = [each for each in self._workers() if each.load.adapters.get(adapter.name) == adapter.digest]
+        await asyncio.gather(*(load_at(each, adapter.name, adapter.path) for each in others))
 
     async def _adopt_contents(self, adapter: Adapter) -> None:
         """If all workers have other contents than the table, those of replaced files, enter them there."""

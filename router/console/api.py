@@ -44,6 +44,7 @@ class StateReader:
         config = service.config
         self._models = list(service.models)
         self._facts = RouterFacts(metadata.version("baton-serve"), config.process, config.processes, config.policy)
+        self._timelines = None if service.recording is None else service.recording.timelines
         self._meter = RateMeter()
 
     async def read(self) -> bytes:
@@ -56,7 +57,7 @@ class StateReader:
                 if not len(rows) % SLICE_WORKERS:
                     await asyncio.sleep(0)
         self._meter.end_round()
-        return event("state", orjson.dumps(take_snapshot(self._facts, self._models, rows)))
+        return event("state", orjson.dumps(take_snapshot(self._facts, self._models, rows, self._timelines)))
 
 
 class ConsoleApi:

@@ -10,6 +10,8 @@ from baton.router.console.worker_rows import MAX_TEXT_CHARS, PoolRow, WorkerRow,
 from baton.router.metrics.live import LiveCompletion, LiveCompletions, Stage
 from baton.router.metrics.recent import SPAN_S, Figures, RecentError
 from baton.router.served_model import ServedModel
+from baton.router.tracing.recent_request import RecentRequest
+from baton.router.tracing.timelines import Timelines
 
 MAX_WORKERS = 200
 MAX_STAGE_REQUESTS = 40  # of each stage
@@ -89,6 +91,8 @@ class ConsoleSnapshot:
     pools: tuple[PoolRow, ...]
     workers: tuple[WorkerRow, ...]  # those that need attention, then the most loaded
     num_workers: int
+    keeps_timelines: bool
+    recent: tuple[RecentRequest, ...]  # requests that ended, the latest first; empty without timelines
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,10 @@ class RouterFacts:
     policy: str
 
 
-def take_snapshot(facts: RouterFacts, models: Sequence[ServedModel], rows: Sequence[WorkerRow]) -> ConsoleSnapshot:
-    """Return the state of the models and of their workers, which are given as rows."""
+def take_snapshot(
+    facts: RouterFacts, models: Sequence[ServedModel], rows: Sequence[WorkerRow], timelines: Timelines | None = None
+) -> ConsoleSnapshot:
+    """Return the state of the models and their workers. `rows`: the workers. `timelines`: None: none are kept."""
     views = [model.pool.view for model in models]
     return ConsoleSnapshot(
         time_s=round(time.time(), 3),
@@ -118,6 +124,8 @@ def take_snapshot(facts: RouterFacts, models: Sequence[ServedModel], rows: Seque
         pools=tuple(pool_rows(rows)),
         workers=tuple(heapq.nlargest(MAX_WORKERS, rows, key=lambda row: row.load)),
         num_workers=len(rows),
+        keeps_timelines=timelines is not None,
+        recent=() if timelines is None else tuple(reversed(timelines.recent)),
     )
 
 

@@ -82,7 +82,7 @@ def live_completion(generation: Generation, index: int) -> LiveCompletion:
     """Return the completion as the console shows it."""
     request = generation.request
     return LiveCompletion(
-        request.request_id,
+        request.client_id,
         index,
         len(generation.token_ids),
         generation.sampling.max_tokens,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from baton.protos.worker_pb2 import WorkerLoad
@@ -12,6 +12,7 @@ from baton.router.policy.cluster import WorkerRole
 from baton.router.workers.connection import ROLES
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
+from baton.rpc.handover_times import HandoverFamilies
 
 LABELS = ("model_name", "worker")
 GAUGES = {
@@ -40,7 +41,7 @@ COUNTERS = {
     "kv_dropped_pins": ("Pins dropped because a request needed their blocks.", "num_dropped_pins"),
     "spec_decode_num_drafts": ("Drafts that the worker verified.", "num_drafts"),
     "spec_decode_num_draft_tokens": ("Drafted tokens that the worker verified.", "num_draft_tokens"),
-    "spec_decode_drafting_seconds": ("Seconds that the worker's draft model took.", "drafting_s"),
+    "spec_decode_drafting_seconds": ("Seconds that the worker's draft model or head took.", "drafting_s"),
 }
 
 TIER_GAUGES = {
@@ -80,7 +81,7 @@ class WorkerSeries(Collector):
         self._pool = pool
         self._model_name = model_name
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
         """Yield all series of all workers."""
         workers = list(self._workers())
         usage = GaugeMetricFamily(f"{PREFIX}kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", labels=LABELS)
@@ -97,6 +98,10 @@ class WorkerSeries(Collector):
             for worker in workers:
                 counter.add_metric((self._model_name, worker.name), getattr(worker.load, attribute))
             yield counter
+        handovers = HandoverFamilies(LABELS)
+        for worker in workers:
+            handovers.add((self._model_name, worker.name), worker.load.completed_handovers)
+        yield from handovers.collect()
         yield from self._tiers(workers)
         yield from self._accepted(workers)
         yield self._info(workers)

@@ -17,7 +17,7 @@ from baton.router.openai.prompts import PROMPTS, TOKEN_ID
 from baton.router.pins import response_models as pins
 from baton.router.responses import response_models as responses
 from baton.router.service import RouterService
-from baton.router.tracing.timelines import Timeline
+from baton.router.tracing.timeline import Timeline
 from baton.rpc.metrics_format import OPENMETRICS
 
 Json = dict[str, Any]

@@ -90,14 +90,14 @@ class OperationsApi:
         )
 
     async def timeline(self, request: Request, request_id: str) -> Response:
-        """Return the timeline of a recent request of the client's tenant. Raises UnknownTimeline."""
+        """Return the timeline of a running or recent request of the client's tenant. Raises UnknownTimeline."""
         recording = self._service.recording
         if recording is None or recording.timelines is None:
             raise UnknownTimeline("this router keeps no timelines; start it with --keep-timelines 1000")
         client = self._service.gate.client(read_headers(request.scope["headers"]))
         content = await recording.find(client, request_id)
         if content is None:
-            raise UnknownTimeline("the request is unknown, still running, or older than those that are kept")
+            raise UnknownTimeline("the request is unknown, or older than those that are kept")
         return self._page(content)
 
     async def pools(self, model: str | None = None) -> Response:
@@ -205,7 +205,7 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "cached_blocks": pool.index.num_blocks(description.incarnation),
         "stored_blocks": pool.index.num_blocks(stores_of(description.incarnation)),
         "inflight": connection.load.num_own_requests,
-        "load": _fields(load, without=("peer_transports", "tiers")),
+        "load": _fields(load, without=("peer_transports", "tiers", "completed_handovers")),
         "adapters": {"max_loras": description.adapters.max_loras, "loaded": dict(connection.load.adapters)},
         "peer_transports": dict(load.peer_transports),
         "kv_tiers": [_fields(tier) for tier in load.tiers],

@@ -11,7 +11,7 @@ from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.config import RouterConfig
 from baton.router.tracing.request_trace import RequestTrace
 from baton.router.tracing.timeline_group import TimelineGroup
-from baton.router.tracing.timelines import TimelineKey, Timelines
+from baton.router.tracing.timelines import ANY_OWNER, TimelineKey, Timelines
 from baton.rpc.tracing.base import Tracer
 from baton.rpc.tracing.context import TraceContext, new_span_id, new_trace_id, read_context
 from baton.rpc.tracing.factory import open_tracer
@@ -43,7 +43,10 @@ class Recording:
         if not is_sampled and self.timelines is None:
             return None
         context = TraceContext(trace_id, new_span_id(), is_sampled, "" if parent is None else parent.state)
-        return RequestTrace(operation, request_id, context, parent, client.owner)
+        trace = RequestTrace(operation, request_id, context, parent, client.owner)
+        if self.timelines is not None and request_id:
+            self.timelines.begin(trace)
+        return trace
 
     def end(self, trace: RequestTrace) -> None:
         """Export the trace of a request that has ended, and keep its timeline. Logs its own errors."""
@@ -60,11 +63,21 @@ class Recording:
             self.timelines.keep(trace)
 
     async def find(self, client: Client, request_id: str) -> bytes | None:
-        """Return the timeline of a recent request, whichever process has served it; None if its tenant has none."""
-        if self.timelines is None or not is_name(request_id):
+        """Return the timeline of a request, whichever process serves it; None if its tenant has none.
+
+        A client with an admin key finds the requests of all tenants, its own first.
+        """
+        if not is_name(request_id):
             return None
-        key = TimelineKey(client.owner, request_id)
-        timeline = self.timelines.find(key)
+        is_admin = client.key is not None and client.key.is_admin
+        for owner in (client.owner, *((ANY_OWNER,) if is_admin else ())):
+            timeline = await self._find(TimelineKey(owner, request_id))
+            if timeline is not None:
+                return timeline
+        return None
+
+    async def _find(self, key: TimelineKey) -> bytes | None:
+        timeline = None if self.timelines is None else self.timelines.find(key)
         return await self.group.find(key) if timeline is None and self.group is not None else timeline
 
     async def __aenter__(self) -> "Recording":

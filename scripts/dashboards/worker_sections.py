@@ -22,6 +22,18 @@ def _workers_total(name: str) -> str:
     return f"sum({of_workers(rate(name, WORKERS))})"
 
 
+def _handover_quantile(share: float, by: str) -> str:
+    """Return a quantile of the seconds of handovers, which several routers report."""
+    buckets = of_workers(rate("handover_seconds_bucket", WORKERS), "worker, transport, phase, le")
+    return f"histogram_quantile({share}, sum by (le, {by}) ({buckets}))"
+
+
+def _by_transport(expression: str) -> str:
+    """Return the sum over workers of a counter by transport."""
+    return f"sum by (transport) ({of_workers(expression, 'worker, transport')})"
+
+
+READS = f'{WORKERS},phase="read"'
 POOLS = Section(
     "Pools",
     (
@@ -158,6 +170,25 @@ HANDOVER = Section(
             "Mean of the handovers received.",
             "bytes",
             [Query(f"{_workers_total('handover_bytes_total')} / {_workers_total('handovers_total')}", "mean")],
+        ),
+        Panel(
+            "Seconds of a handover",
+            "95th percentile, by phase: pull is from the first read to the last block checked, tail from the last "
+            "block computed; exposed is reading that no computation hides.",
+            "s",
+            [Query(_handover_quantile(0.95, "phase"), "{{phase}}")],
+        ),
+        Panel(
+            "Rate of reads",
+            "Bytes that handovers read per second of reading, by transport.",
+            "Bps",
+            [
+                Query(
+                    f"{_by_transport(rate('handover_read_bytes_total', WORKERS))}"
+                    f" / {_by_transport(rate('handover_seconds_sum', READS))}",
+                    "{{transport}}",
+                )
+            ],
         ),
         Panel(
             "Transports",

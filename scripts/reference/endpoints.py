@@ -54,7 +54,7 @@ MEANINGS: Mapping[str, str] = {  # by path, or by method and path
     "/version": "the server's version",
     "/metrics": "[metrics](metrics.md) as Prometheus text, or OpenMetrics if `accept` asks for it",
     "/workers": "state of the router, of each worker and of supervised processes; `baton status` prints it",
-    "/timelines/{request_id}": "where the time of a [recent request](../tracing.md#timelines) went, for `baton trace`",
+    "/timelines/{request_id}": "where the time of a [request](../tracing.md#timelines) went; `baton trace` draws it",
     "/pools": "the router's report on traffic and workers, for autoscalers",
     "/openapi.json": "description of every field, bound, status and response",
     "/docs": "the description as a page (its scripts come from another host)",

@@ -54,7 +54,11 @@ ABSENT: tuple[tuple[Sequence[str], str], ...] = (
     (("corrupted_requests",), "logits are not searched for NaN"),
     (("watermark_requests", "diffusion_*"), "there are no such features"),
     (("estimated_*",), "FLOPs and bytes of steps are not estimated"),
-    (("nixl_*", "kv_offload_*"), "`baton:handover*` and `baton:kv_tier_*`, which count the same for all transports"),
+    (
+        ("nixl_*", "kv_offload_*"),
+        '`baton:handover*` (`nixl_xfer_time_seconds` is `baton:handover_seconds` with `phase="read"`) and '
+        "`baton:kv_tier_*`, which count the same for all transports",
+    ),
     (("http_requests_total", "http_request_duration_seconds"), "a proxy's metrics, or [traces](../tracing.md)"),
 )
 

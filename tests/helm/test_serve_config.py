@@ -123,3 +123,12 @@ def test_adapters_are_options_of_engines_and_routers(tmp_path: Path) -> None:
     assert (config.enable_lora, config.lora_modules) == (True, ("sql=/adapters/sql",))
     assert config.lora_dir == "/adapters"
     assert "enable_lora" not in settings_of(charts.render(charts.MODEL)).cluster.engine["decode"]
+
+
+def test_level_and_format_of_logs_reach_all_processes() -> None:
+    objects = charts.render(charts.merged(charts.MODEL, {"logLevel": "debug", "logFormat": "json"}))
+    settings = settings_of(objects)
+    assert settings.log.flags == ["--log-level=debug", "--log-format=json"]
+    assert charts.serve_config(objects)["logging_config"] == {"encoding": "JSON"}
+    router = charts.only(objects, "Deployment", "baton-router")["spec"]["template"]["spec"]["containers"][0]
+    assert router["command"][-4:] == ["--log-level", "debug", "--log-format", "json"]

@@ -1,7 +1,9 @@
 """Logs and spans of a whole cluster name requests, and never have text of a prompt, an output or a key."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -14,6 +16,7 @@ import httpx
 import pytest
 
 from baton.deployment.local.process_states import STATES_FILE
+from baton.process.log_settings import LOG_FORMATS
 from baton.process.states import read_states
 from baton.protos import router_pb2, router_pb2_grpc
 from benchmarks.server import free_port, wait_ready
@@ -82,14 +85,14 @@ class Server:
 
 
 @asynccontextmanager
-async def server(directory: Path) -> AsyncIterator[Server]:
+async def server(directory: Path, log_format: str) -> AsyncIterator[Server]:
     """Run a prefill and a decode worker, a router with HTTP and gRPC, and a collector of spans."""
     logs, port, grpc_port = directory / "logs", free_port(), free_port()
     (directory / "files").mkdir()
     async with grpc_collector() as collector:
         flags = (
             *("--dtype", "float32", "--port", str(port), "--grpc-port", str(grpc_port), "--log-dir", str(logs)),
-            *("--log-level", "debug", "--otlp-traces-endpoint", collector.endpoint),
+            *("--log-level", "debug", "--log-format", log_format, "--otlp-traces-endpoint", collector.endpoint),
             *("--files-dir", str(directory / "files"), "--local-prefill-below", "16"),
         )
         logs.mkdir()
@@ -158,9 +161,18 @@ async def crash(running: Server) -> None:
                     num_events += 1
 
 
+def check_json(log: bytes) -> None:
+    """Check that all lines but those of native libraries are objects, and that one names its request."""
+    records = [json.loads(line) for line in log.splitlines() if line.startswith(b"{")]
+    assert all({"time", "level", "process", "host", "pid", "logger", "message"} <= set(record) for record in records)
+    assert any("seen-completions" in record.get("request_id", "") for record in records)
+    assert not re.search(rb"^\S+Z (DEBUG|INFO|WARNING|ERROR) ", log, re.MULTILINE)
+
+
 @pytest.mark.slow
-async def test_no_prompt_and_no_key_is_logged_or_traced_and_requests_are_named(tmp_path: Path) -> None:
-    async with server(tmp_path) as running:
+@pytest.mark.parametrize("log_format", LOG_FORMATS)
+async def test_no_prompt_and_no_key_is_logged_or_traced_and_requests_are_named(tmp_path: Path, log_format: str) -> None:
+    async with server(tmp_path, log_format) as running:
         await send_all(running)
         await crash(running)
         await running.collector.until(lambda spans: "prefill" in {span.name for span in spans})
@@ -170,3 +182,5 @@ async def test_no_prompt_and_no_key_is_logged_or_traced_and_requests_are_named(t
             assert secret.encode() not in content, f"{name}: {content[content.index(secret.encode()) - 300 :][:600]!r}"
     for name in ("router.log", "prefill-0.log", "decode-0.log"):
         assert b"seen-completions" in written[name], name
+        if log_format == "json":
+            check_json(written[name])

@@ -28,7 +28,7 @@ def test_second_time():
 BROKEN = "def test_never(): assert False\n"
 
 
-def run(folder: Path, tests: str) -> tuple[int, list[str]]:
+def run(folder: Path, tests: str, *options: str) -> tuple[int, list[str]]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(tests)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -40,6 +40,7 @@ def run(folder: Path, tests: str) -> tuple[int, list[str]]:
         "-p",
         "no:cacheprovider",
         "--rerun-failed",
+        *options,
     ]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     return done.returncode, [line for line in done.stdout.splitlines() if line.startswith("FLAKY: ")]
@@ -55,3 +56,10 @@ def test_a_broken_test_fails_the_run(tmp_path: Path) -> None:
     assert run(tmp_path, BROKEN) == (1, [])
     status, flaky = run(tmp_path, FLAKY.replace("ran", "ran_again") + BROKEN)
     assert (status, len(flaky)) == (1, 1)
+
+
+def test_a_module_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
+    (tmp_path / "test_unknown.py").write_text("import unknown_module")
+    for place, options in enumerate([("--continue-on-collection-errors",), ("-p", "xdist", "-n", "1")]):
+        status, flaky = run(tmp_path, FLAKY.replace("ran", f"ran_{place}"), *options)
+        assert (status, len(flaky)) == (1, 1)

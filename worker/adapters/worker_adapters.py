@@ -3,17 +3,20 @@
 1. The first rank gives the adapter a number. All ranks read its files, each on a separate thread, while steps go on.
 2. If all have read the same contents, the first rank's engine inserts the adapter between two steps. From then on
    requests may name it, and batches name it by its number. Otherwise all ranks drop it.
-3. After an unload, the engine drops the adapter when its last request has ended, and the other ranks then do too.
+3. Adapters may leave memory (see `AdapterRegistry`): then all ranks drop the matrices. When a request needs them, all
+   ranks read the files again, and the engine lets the request start if the contents are the same.
+4. After an unload, the engine drops the adapter when its last request has ended, and the other ranks then do too.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from baton.engine.errors import EngineEnded, EngineError, InvalidAdapter
 from baton.engine.lora.info import AdapterInfo
-from baton.engine.lora.registry import ReadAdapter
+from baton.engine.lora.registered import ReadAdapter, RegisteredAdapter
 from baton.kvtransfer.errors import PeerLost
 from baton.protos import worker_pb2
 from baton.worker.adapters.own_thread import on_own_thread
@@ -33,7 +36,9 @@ class WorkerAdapters:
         self._changing = asyncio.Lock()  # one change at a time, so that a load needs the memory of one adapter
         self._infos: Sequence[AdapterInfo] = ()
         self._loads: set[asyncio.Task[AdapterInfo]] = set()
+        self._reads: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self._registry.reader = self._on_wanted
         if followers:
             self._registry.on_removed = self._on_removed
 
@@ -64,12 +69,7 @@ class WorkerAdapters:
 
     async def _load(self, name: str, path: str) -> AdapterInfo:
         async with self._changing:
-            read = await on_own_thread(self._registry.read, name, Path(path), self._registry.next_number())
-            try:
-                await self._read_elsewhere(read, path)
-            except EngineError:
-                await self._host.call(lambda engine: engine.adapters.drop(read.number))
-                raise
+            read = await self._read(name, Path(path))
             info = await self._host.call(lambda engine: engine.adapters.insert(read))
             await self._note()
         logger.info("the LoRA adapter %s of %s is loaded, %d bytes", name, path, info.num_bytes)
@@ -86,6 +86,38 @@ class WorkerAdapters:
             await self._host.call(lambda engine: engine.adapters.unload(name))
             await self._note()
         logger.info("the LoRA adapter %s is unloaded", name)
+
+    def _on_wanted(self, adapter: RegisteredAdapter) -> None:
+        """Read an adapter again; called on the engine's thread."""
+        self._loop.call_soon_threadsafe(self._begin_read, adapter)
+
+    def _begin_read(self, adapter: RegisteredAdapter) -> None:
+        reading = asyncio.create_task(self._read_again(adapter), name=f"adapter {adapter.info.name}")
+        self._reads.add(reading)
+        reading.add_done_callback(self._reads.discard)
+
+    async def _read_again(self, adapter: RegisteredAdapter) -> None:
+        name, number = adapter.info.name, adapter.number
+        with suppress(EngineEnded):  # so has the request
+            async with self._changing:
+                try:
+                    read = await self._read(name, adapter.path)
+                except EngineError as error:
+                    failure = error
+                    await self._host.call(lambda engine: engine.adapters.fail(number, failure))
+                else:
+                    await self._host.call(lambda engine: engine.adapters.provide(number, read))
+                await self._note()
+
+    async def _read(self, name: str, path: Path) -> ReadAdapter:
+        """Read an adapter on all ranks. Raises InvalidAdapter or AdaptersDisabled, and EngineEnded."""
+        read = await on_own_thread(self._registry.read, name, path, self._registry.next_number())
+        try:
+            await self._read_elsewhere(read, str(path))
+        except EngineError:
+            await self._host.call(lambda engine: engine.adapters.drop(read.number))
+            raise
+        return read
 
     async def _read_elsewhere(self, read: ReadAdapter, path: str) -> None:
         """Let the other ranks read the same files.

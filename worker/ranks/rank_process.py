@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 from baton.process.child import ChildProcess, ProcessSpec
-from baton.process.logs import log_level
+from baton.process.logs import log_settings
 from baton.process.progress import Failed
 from baton.settings.flags import flags_of
 from baton.worker.config import WorkerConfig
@@ -84,7 +84,7 @@ def _spec(config: WorkerConfig, rank: int, leader: str) -> ProcessSpec:
 
 
 def _argv(config: WorkerConfig, rank: int, leader: str) -> tuple[str, ...]:
-    words = ("-m", "baton.worker.ranks", f"--rank={rank}", f"--leader={leader}", f"--log-level={log_level()}")
+    words = ("-m", "baton.worker.ranks", f"--rank={rank}", f"--leader={leader}", *log_settings().flags)
     return (sys.executable, "-P", *words, *flags_of(config))
 
 

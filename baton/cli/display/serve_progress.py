@@ -1,6 +1,7 @@
-"""Displays of `baton serve`: progress bars in a terminal, plain lines elsewhere."""
+"""Displays of `baton serve`: progress bars in a terminal, plain lines elsewhere, records with --log-format json."""
 
 import io
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,9 +13,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from baton.deployment.local.cluster_plan import ClusterPlan
 from baton.deployment.local.events import ClusterReady, Died, Ending, Event, GivenUp, Progressed, Started, Warned
+from baton.process.log_settings import LogSettings
+from baton.process.logs import log_uncaught_exceptions, set_up_logging
 from baton.process.progress import Loading, Ready
 
 Announce = Callable[[ClusterReady], RenderableType]
+logger = logging.getLogger("baton.serve")
 
 
 class ServeDisplay(Protocol):
@@ -30,7 +34,12 @@ class ServeDisplay(Protocol):
 
 
 def open_display(plan: ClusterPlan, announce: Announce) -> ServeDisplay:
-    """Return the display for standard output. Characters that its encoding lacks are printed as `?`."""
+    """Return the display of a cluster in this process.
+
+    Text goes to standard output, with `?` for characters that its encoding lacks.
+    """
+    if plan.log.format == "json":
+        return LogDisplay(plan.url, plan.log)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     console = ServeConsole(highlight=False, soft_wrap=True)
@@ -39,6 +48,13 @@ def open_display(plan: ClusterPlan, announce: Announce) -> ServeDisplay:
     if sys.stdout.isatty():
         return BarDisplay(console, names, announce)
     return LineDisplay(console, announce)
+
+
+def open_line_display(plan: ClusterPlan, announce: Announce) -> ServeDisplay:
+    """Return the display of a cluster whose processes do not report how much they have loaded."""
+    if plan.log.format == "json":
+        return LogDisplay(plan.url, plan.log)
+    return LineDisplay(ServeConsole(highlight=False, soft_wrap=True), announce)
 
 
 class ServeConsole(Console):
@@ -63,6 +79,28 @@ class LineDisplay:
 
     def close(self) -> None:
         """Do nothing: lines leave nothing to restore."""
+
+
+class LogDisplay:
+    """One record of this process's log for each event; loading progress is not logged."""
+
+    def __init__(self, url: str, log: LogSettings) -> None:
+        """Set up this process's log. `url`: the cluster's."""
+        set_up_logging("serve", log)
+        log_uncaught_exceptions()
+        self._url = url
+
+    def show(self, event: Event) -> None:
+        """Log the event, unless it is loading progress."""
+        if isinstance(event, ClusterReady):
+            logger.info("serving at %s, ready after %.1f s", self._url, event.started_in_s)
+            return
+        level = logging.WARNING if isinstance(event, Warned | Died | GivenUp) else logging.INFO
+        for line in describe(event):
+            logger.log(level, "%s", line)
+
+    def close(self) -> None:
+        """Do nothing: the terminal was not changed."""
 
 
 class BarDisplay:

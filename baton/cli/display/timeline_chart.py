@@ -86,7 +86,8 @@ def seconds(value: float) -> str:
 
 def _title(request: ChartSpan, total_s: float) -> Text:
     attributes = request.mapping("attributes")
-    facts = [request.text("request_id"), request.text("model"), seconds(total_s)]
+    duration = f"running for {seconds(total_s)}" if request.fields.get("running") else seconds(total_s)
+    facts = [request.text("request_id"), request.text("model"), duration]
     first_s = attributes.get("gen_ai.latency.time_to_first_token")
     if isinstance(first_s, int | float):
         facts.append(f"TTFT {seconds(first_s)}")

@@ -1,4 +1,4 @@
-"""Source of a draft model: a directory, or a hub id, of which the workers get the downloaded directory."""
+"""Source of a draft model or head: a directory, or a hub id, of which the workers get the downloaded directory."""
 
 import json
 from collections.abc import Mapping

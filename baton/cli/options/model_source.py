@@ -19,8 +19,9 @@ from baton.engine.checkpoint.packed.completeness import check_packed
 from baton.engine.checkpoint.tensor_index import GGUF
 from baton.engine.config import TOKENIZER, EngineConfig
 from baton.engine.errors import EngineError
-from baton.engine.speculation.draft_checkpoint import DraftCheckpoint
+from baton.engine.speculation.drafts import draft_of
 from baton.process.host_memory import host_memory
+from baton.process.log_settings import LogSettings
 from baton.settings.values import Value
 
 BUNDLED_NAME = "baton-bundled"
@@ -58,7 +59,7 @@ def find_checkpoint(cluster: ClusterConfig, engine: Mapping[str, Value]) -> Chec
         )
     with servable(model.name):
         check_packed(directory, config.stored_quantization)
-        DraftCheckpoint.of(_engine(directory, tokenizer, engine), config)
+        draft_of(_engine(directory, tokenizer, engine), config)
     return Checkpoint(directory, model.name, config, tokenizer, model.commit)
 
 
@@ -67,12 +68,12 @@ def _engine(directory: Path, tokenizer: Path | None, options: Mapping[str, Value
     return EngineConfig(model=str(directory), tokenizer=named, **options)  # type: ignore[arg-type]  # checked when read
 
 
-def plan_model(settings: ClusterSettings, checkpoint: Checkpoint, sockets: Path, log_level: str) -> ClusterPlan:
+def plan_model(settings: ClusterSettings, checkpoint: Checkpoint, sockets: Path, log: LogSettings) -> ClusterPlan:
     """Return the processes that serve a checkpoint on this machine.
 
     Raises OptionError, or ClickException if the machine has not enough memory.
     """
-    plan = plan_cluster(settings, checkpoint, this_machine(), sockets, log_level)
+    plan = plan_cluster(settings, checkpoint, this_machine(), sockets, log)
     with servable(checkpoint.name):
         check_resources(plan, checkpoint.config, host_memory())
     return plan

@@ -67,7 +67,7 @@ PANELS = {
     "Mutual TLS": ("tls_cert", "tls_key", "tls_ca", "tls_server_name"),
     "Tracing": ("otlp_traces_endpoint", "trace_sample_ratio", "keep_timelines"),
     "Process": (
-        *("detach", "name", "config_file", "log_dir", "max_log_bytes", "log_level", "metrics_port"),
+        *("detach", "name", "config_file", "log_dir", "max_log_bytes", "log_level", "log_format", "metrics_port"),
         "metrics_names",
         "drain_timeout_s",
     ),

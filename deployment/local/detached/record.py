@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from baton.settings.regular_file import open_regular
 
+DRAIN_TIMEOUT_S = 30.0  # of a server that has not recorded it
 State = Literal["starting", "ready", "stopping"]
 MAX_FILE_BYTES = 1 << 16
 
@@ -22,6 +23,7 @@ class ServerRecord:
     state: State = "starting"
     model: str = ""  # its name for clients; empty until it is known
     url: str = ""  # empty until the server is ready
+    drain_timeout_s: float = DRAIN_TIMEOUT_S  # for running requests when it shuts down
 
 
 def write_record(path: Path, record: ServerRecord) -> None:
@@ -46,6 +48,7 @@ def _is_valid(record: ServerRecord) -> bool:
     return (
         isinstance(record.port, int)
         and isinstance(record.started_at_s, int | float)
+        and isinstance(record.drain_timeout_s, int | float)
         and record.state in get_args(State)
         and all(isinstance(text, str) for text in texts)
     )

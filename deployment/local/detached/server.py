@@ -28,9 +28,9 @@ class DetachedServer:
         self._record = record
         write_record(folder.record_path, record)
 
-    def is_starting(self, model: str, url: str) -> None:
-        """Record what is going to be served, and where."""
-        self._update(replace(self._record, model=model, url=url))
+    def is_starting(self, model: str, url: str, drain_timeout_s: float) -> None:
+        """Record what is going to be served, where, and for how long its shutdown waits for requests."""
+        self._update(replace(self._record, model=model, url=url, drain_timeout_s=drain_timeout_s))
 
     def is_ready(self) -> None:
         """Record that the server is ready."""

@@ -4,18 +4,25 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from baton.deployment.local.detached.folder import ServerFolder
+from baton.deployment.local.detached.record import DRAIN_TIMEOUT_S
 from baton.process.errors import PlainError
 
 CUT_TIMEOUT_S = 15.0  # from the second signal, which ends running requests, to SIGKILL
 SIGNAL_GAP_S = 0.5  # a second SIGTERM before the server has taken the first is lost: Linux keeps one
+END_MARGIN_S = 30.0  # after the drain timeout, for the processes to end
 MAX_TIMEOUT_S = 7 * 86400.0  # poll() takes no longer than 24 days
 
 
 class NotRunning(PlainError):
     """No process holds the lock of the server."""
+
+
+class StillRunning(PlainError):
+    """The server has not ended in time."""
 
 
 class OutOfReach(PlainError):
@@ -31,12 +38,13 @@ class StoppedServer:
     took_s: float
 
 
-def stop_server(folder: ServerFolder, timeout_s: float | None) -> StoppedServer:
+def stop_server(folder: ServerFolder, timeout_s: float | None, end_margin_s: float = END_MARGIN_S) -> StoppedServer:
     """Stop a server, and return once it has ended.
 
     It lets running requests finish, for up to its own drain timeout; after `timeout_s`, which is at least SIGNAL_GAP_S
-    and at most MAX_TIMEOUT_S, they are cut off.
-    Raises NotRunning, OutOfReach and OSError.
+    and at most MAX_TIMEOUT_S, they are cut off, and a server that still runs is killed. Without `timeout_s` nothing is
+    cut off: a server that runs `end_margin_s` after its drain timeout goes on, and StillRunning is raised.
+    Raises NotRunning, OutOfReach, StillRunning and OSError.
     """
     begin_s = time.monotonic()
     pid = folder.holder()
@@ -50,7 +58,11 @@ def stop_server(folder: ServerFolder, timeout_s: float | None) -> StoppedServer:
     try:
         if pidfd is None or folder.holder() != pid:
             raise NotRunning(f"{folder.name} has just ended")
-        was_cut = _end(pidfd, timeout_s)
+        if timeout_s is None:
+            was_cut = False
+            _drain(folder, pid, pidfd, end_margin_s)
+        else:
+            was_cut = _end(folder, pidfd, max(timeout_s, SIGNAL_GAP_S))
     finally:
         if pidfd is not None:
             os.close(pidfd)
@@ -66,17 +78,41 @@ def _open(pid: int) -> int | None:
         return None
 
 
-def _end(pidfd: int, timeout_s: float | None) -> bool:
-    """End a process; return whether it took more than the first signal."""
-    first_s = None if timeout_s is None else max(timeout_s, SIGNAL_GAP_S)
-    signals = ((signal.SIGTERM, first_s), (signal.SIGTERM, CUT_TIMEOUT_S), (signal.SIGKILL, None))
+def _drain(folder: ServerFolder, pid: int, pidfd: int, end_margin_s: float) -> None:
+    """Let a process finish its requests and end. Raises StillRunning if it takes too long."""
+    record = folder.record()
+    wait_s = end_margin_s + (DRAIN_TIMEOUT_S if record is None else record.drain_timeout_s)
+    _begin(folder, pidfd)
+    if not _has_ended(pidfd, min(wait_s, MAX_TIMEOUT_S)):
+        log = "" if record is None else f", whose log is {record.log_path},"
+        raise StillRunning(
+            f"{folder.name} (process {pid}){log} has not ended within {wait_s:g} s; `baton stop {folder.name} --force` "
+            "ends it now and cuts off its requests"
+        )
+
+
+def _begin(folder: ServerFolder, pidfd: int) -> None:
+    """Make a server shut down, unless it already does: a second signal would cut off its requests."""
+    record = folder.record()
+    if record is None or record.state != "stopping":
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+
+
+def _end(folder: ServerFolder, pidfd: int, timeout_s: float) -> bool:
+    """End a server; return whether its requests were cut off."""
+    _begin(folder, pidfd)
+    if _has_ended(pidfd, timeout_s):
+        return False
+    signals: tuple[tuple[signal.Signals, float | None], ...]
+    signals = ((signal.SIGTERM, CUT_TIMEOUT_S), (signal.SIGKILL, None))
     for num_sent, (number, wait_s) in enumerate(signals):
         try:
             signal.pidfd_send_signal(pidfd, number)
         except ProcessLookupError:
-            return num_sent > 1
-        if _has_ended(pidfd, wait_s):
             return num_sent > 0
+        if _has_ended(pidfd, wait_s):
+            return True
     raise AssertionError("SIGKILL ends every process")
 
 

@@ -1,62 +1,63 @@
 """Gated delta net (arXiv 2412.06464), in place of attention in some layers of Qwen3-Next and Qwen3.5."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from baton.engine.checkpoint.weights import Weights, peek_all
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layer_states import LayerStates
-from baton.engine.layers.linear import Linear, Projection, load_fused, load_linear, load_slices, make_linear
+from baton.engine.kv.state_layout import StatePlace
+from baton.engine.layers.linear import Linear, load_rows
+from baton.engine.layers.linear_source import ProjectionRows
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.layers.recurrent.causal_conv import CausalConv
 from baton.engine.layers.recurrent.delta_rule import chunk_rule, step_rule
+from baton.engine.layers.recurrent.rank_parts import PartsOutput, RankParts, joined
 from baton.engine.ops.base import Rotation
+from baton.engine.parallel.tensor_shard import TensorShard
 
 NORM_EPS = 1e-6  # of the norms of queries and keys
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetInputs:
-    """Projections of a layer's input."""
+    """Projections of a layer's input to what each part needs, part by part."""
 
     mixed: Linear  # to queries, keys, values and gates of the output, in this order
     rates: Linear  # to the logits of the rates, and the steps of the decays
 
 
-class GatedDeltaNet:
-    """Convolution over the last tokens, the gated delta rule, and a gated norm of its output."""
+class DeltaNetPart:
+    """Some heads: convolution over the last tokens, the gated delta rule, and a gated norm of its output."""
 
     def __init__(
         self,
         config: DeltaNetConfig,
-        inputs: DeltaNetInputs,
         conv: CausalConv,
         decay_rates: Tensor,
         decay_bias: Tensor,
         norm: RMSNorm,
-        output: Projection,
         states: LayerStates,
     ) -> None:
-        """decay_rates, at most 0, and decay_bias: [num_value_heads], in float32."""
+        """config: of these heads; decay_rates, at most 0, and decay_bias: [num_value_heads], in float32."""
         self.config = config
-        self.inputs = inputs
         self.conv = conv
         self.decay_rates = decay_rates
         self.decay_bias = decay_bias
         self.norm = norm
-        self.output = output
         self.states = states
 
-    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """Return the output for x [num_tokens, hidden], in the same shape; layer_cache: the whole KV pool."""
+    def __call__(self, mixed: Tensor, rates: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """Return the normed outputs [num_tokens, values_width] for this part's projections, see `DeltaNetInputs`."""
         config = self.config
         assert batch.states is not None, "the batch of a recurrent model has the blocks of its states"
-        mixed, gates = self.inputs.mixed(x).split_with_sizes([config.conv_width, config.values_width], dim=1)
-        rates, steps = self.inputs.rates(x).float().chunk(2, dim=1)
+        mixed, gates = mixed.split_with_sizes([config.conv_width, config.values_width], dim=1)
+        rates, steps = rates.float().chunk(2, dim=1)
         rates, decays = rates.sigmoid(), self.decay_rates * F.softplus(steps + self.decay_bias)
         states = self.states.read(layer_cache, batch.states)
         inputs, matrices = self.states.tensors(states)
@@ -64,12 +65,12 @@ class GatedDeltaNet:
         for rows, length in batch.runs():
             start, end = end, end + (rows.stop - rows.start) * length
             tokens = slice(start, end)
-            convolved = self.conv(mixed[tokens].view(-1, length, config.conv_width), inputs[rows]).to(x.dtype)
+            convolved = self.conv(mixed[tokens].view(-1, length, config.conv_width), inputs[rows]).to(mixed.dtype)
             outputs.append(self._apply(convolved, decays[tokens], rates[tokens], matrices[rows]))
         self.states.write(layer_cache, batch.states, states)
-        heads = torch.cat(outputs).to(x.dtype)  # [num_tokens, num_value_heads, value_dim]
+        heads = torch.cat(outputs).to(mixed.dtype)  # [num_tokens, num_value_heads, value_dim]
         gated = self.norm(heads).float() * F.silu(gates.float()).view_as(heads)
-        return self.output(gated.to(x.dtype).flatten(1))
+        return gated.to(mixed.dtype).flatten(1)
 
     def _apply(self, mixed: Tensor, decays: Tensor, rates: Tensor, matrices: Tensor) -> Tensor:
         """Apply the delta rule to the tokens [num_tokens, conv_width] of one sequence, or of one token each.
@@ -93,63 +94,103 @@ class GatedDeltaNet:
         return normed.repeat_interleave(self.config.num_value_heads // self.config.num_key_heads, dim=1)
 
 
+class GatedDeltaNet:
+    """A rank's parts of a gated delta net."""
+
+    def __init__(self, inputs: DeltaNetInputs, parts: Sequence[DeltaNetPart], output: PartsOutput) -> None:
+        self.inputs = inputs
+        self.parts = parts
+        self.output = output
+
+    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """Return the output for x [num_tokens, hidden], in the same shape; layer_cache: the whole KV pool."""
+        mixed, rates = (linear(x).chunk(len(self.parts), dim=1) for linear in (self.inputs.mixed, self.inputs.rates))
+        each = zip(self.parts, mixed, rates, strict=True)
+        return self.output(joined([part(ours, logits, layer_cache, batch) for part, ours, logits in each]))
+
+
 def load_delta_net(
     weights: Weights,
     prefix: str,
     config: DeltaNetConfig,
     hidden_size: int,
     eps: float,
-    states: LayerStates,
+    place: StatePlace,
+    parts: RankParts,
     *,
     by_key_head: bool,
 ) -> GatedDeltaNet:
-    """Load the delta net with the tensors `prefix`.conv1d etc. by_key_head: see `TensorNames`."""
-    size, width, num_heads = config.conv_size, config.conv_width, config.num_value_heads
-    load = _load_inputs_by_head if by_key_head else _load_inputs
-    heads = [weights.take(f"{prefix}.{name}", num_heads, dtype=torch.float32) for name in ("A_log", "dt_bias")]
-    filters = weights.take(f"{prefix}.conv1d.weight", width, 1, size, dtype=torch.float32)
+    """Load a rank's parts of the delta net with the tensors `prefix`.conv1d etc. by_key_head: see `TensorNames`."""
+    own = config.part(parts.num_parts)
+    norm = RMSNorm(weights.take(f"{prefix}.norm.weight", config.value_dim), eps)
+    rows_of = _rows_by_head if by_key_head else _rows
+    kinds = [rows_of(prefix, config, shard) for shard in parts.shards]
     return GatedDeltaNet(
-        config,
-        load(weights, prefix, config, hidden_size),
-        CausalConv(filters.squeeze(1).T.contiguous()),
-        -heads[0].exp(),
-        heads[1],
-        RMSNorm(weights.take(f"{prefix}.norm.weight", config.value_dim), eps),
-        load_linear(weights, f"{prefix}.out_proj", config.values_width, hidden_size),
-        states,
+        DeltaNetInputs(
+            load_rows(weights, [rows for mixed, _ in kinds for rows in mixed], hidden_size),
+            load_rows(weights, [rows for _, rates in kinds for rows in rates], hidden_size, is_exact=True),
+        ),
+        [
+            _load_part(weights, prefix, config, own, norm, shard, states)
+            for shard, states in zip(parts.shards, parts.states(place, own.state_shapes), strict=True)
+        ],
+        parts.load_output(weights, f"{prefix}.out_proj", config.values_width, hidden_size),
     )
 
 
-def _load_inputs(weights: Weights, prefix: str, config: DeltaNetConfig, hidden_size: int) -> DeltaNetInputs:
-    sizes = [config.conv_width, config.values_width]
-    mixed = load_fused(weights, [f"{prefix}.in_proj_{name}" for name in ("qkv", "z")], hidden_size, sizes)
-    names = [f"{prefix}.in_proj_{name}.weight" for name in ("b", "a")]
-    rates = peek_all(weights, names, [config.num_value_heads] * 2, hidden_size)
-    return DeltaNetInputs(mixed, make_linear(weights, rates, quantization=None))
+def _load_part(
+    weights: Weights,
+    prefix: str,
+    config: DeltaNetConfig,
+    own: DeltaNetConfig,
+    norm: RMSNorm,
+    shard: TensorShard,
+    states: LayerStates,
+) -> DeltaNetPart:
+    size, count, part = config.conv_size, config.num_value_heads, (shard.of(config.num_value_heads),)
+    heads = [weights.take(f"{prefix}.{name}", count, dtype=torch.float32, part=part) for name in ("A_log", "dt_bias")]
+    filters = [
+        weights.take(f"{prefix}.conv1d.weight", config.conv_width, 1, size, dtype=torch.float32, part=(rows,))
+        for rows in _conv_rows(config, shard)
+    ]
+    conv = CausalConv(torch.cat(filters).squeeze(1).T.contiguous())
+    return DeltaNetPart(own, conv, -heads[0].exp(), heads[1], norm, states)
 
 
-def _load_inputs_by_head(weights: Weights, prefix: str, config: DeltaNetConfig, hidden_size: int) -> DeltaNetInputs:
-    """Load projections whose rows are stored by key head: its query, key, values and gates; its rates and decays."""
+def _conv_rows(config: DeltaNetConfig, shard: TensorShard) -> list[slice]:
+    """Return the channels of a part's queries, keys and values among those of all heads."""
+    keys, values = shard.of(config.num_key_heads, config.key_dim), shard.of(config.num_value_heads, config.value_dim)
+    parts = ((0, keys), (config.keys_width, keys), (2 * config.keys_width, values))
+    return [slice(first + rows.start, first + rows.stop) for first, rows in parts]
+
+
+def _rows(prefix: str, config: DeltaNetConfig, shard: TensorShard) -> tuple[list[ProjectionRows], list[ProjectionRows]]:
+    """Return the rows of a part's inputs, and of its rates."""
+    mixed = [ProjectionRows(f"{prefix}.in_proj_qkv", config.conv_width, rows) for rows in _conv_rows(config, shard)]
+    gates = shard.of(config.num_value_heads, config.value_dim)
+    mixed.append(ProjectionRows(f"{prefix}.in_proj_z", config.values_width, gates))
+    heads, count = shard.of(config.num_value_heads), config.num_value_heads
+    return mixed, [ProjectionRows(f"{prefix}.in_proj_{name}", count, heads) for name in ("b", "a")]
+
+
+def _rows_by_head(
+    prefix: str, config: DeltaNetConfig, shard: TensorShard
+) -> tuple[list[ProjectionRows], list[ProjectionRows]]:
+    """Return those of projections stored by key head: its query, key, values and gates; its rates and decays."""
     per_key = config.num_value_heads // config.num_key_heads
     mixed_widths = [config.key_dim, config.key_dim, per_key * config.value_dim, per_key * config.value_dim]
-    mixed = load_slices(
-        weights,
-        f"{prefix}.in_proj_qkvz",
-        hidden_size,
-        config.conv_width + config.values_width,
-        _rows_by_kind(mixed_widths, config.num_key_heads),
-    )
-    rows = _rows_by_kind([per_key, per_key], config.num_key_heads)
-    names, sizes = [f"{prefix}.in_proj_ba.weight"] * len(rows), [2 * config.num_value_heads] * len(rows)
-    rates = peek_all(weights, names, sizes, hidden_size, wanted=[(each,) for each in rows])
-    return DeltaNetInputs(mixed, make_linear(weights, rates, quantization=None))
+    heads = range(config.num_key_heads)[shard.of(config.num_key_heads)]
+    size, name = config.conv_width + config.values_width, f"{prefix}.in_proj_qkvz"
+    mixed = [ProjectionRows(name, size, rows) for rows in _rows_by_kind(mixed_widths, heads)]
+    size, name = 2 * config.num_value_heads, f"{prefix}.in_proj_ba"
+    return mixed, [ProjectionRows(name, size, rows) for rows in _rows_by_kind([per_key, per_key], heads)]
 
 
-def _rows_by_kind(widths: list[int], num_heads: int) -> list[slice]:
-    """Return the rows of each kind in turn, for all heads; they are stored by head, with `widths` rows of each kind."""
+def _rows_by_kind(widths: list[int], heads: range) -> list[slice]:
+    """Return the rows of each kind in turn, for some heads; stored by head, `widths` rows of each kind."""
     starts = [sum(widths[:kind]) for kind in range(len(widths))]
     return [
         slice(head * sum(widths) + start, head * sum(widths) + start + width)
         for start, width in zip(starts, widths, strict=True)
-        for head in range(num_heads)
+        for head in heads
     ]

@@ -1,24 +1,30 @@
 """Mamba-2 mixer (arXiv 2405.21060), in place of attention in some layers, or next to it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from baton.engine.checkpoint.weights import Weights, peek_all, stack
+from baton.engine.checkpoint.weights import Weights
 from baton.engine.execution.batch import Batch
 from baton.engine.kv.layer_states import LayerStates
-from baton.engine.layers.linear import Linear, Projection, load_linear, load_slices, make_linear
+from baton.engine.kv.state_layout import StatePlace
+from baton.engine.layers.linear import Linear, load_rows
+from baton.engine.layers.linear_source import ProjectionRows
 from baton.engine.layers.recurrent.causal_conv import CausalConv
+from baton.engine.layers.recurrent.gated_norm import GatedGroupNorm, load_gated_norm
+from baton.engine.layers.recurrent.rank_parts import PartsOutput, RankParts, joined
 from baton.engine.layers.recurrent.state_space import SpaceInputs, scan_space, step_space
 from baton.engine.mamba import Mamba2Config
 from baton.engine.ops.base import Rotation
+from baton.engine.parallel.tensor_shard import TensorShard
 
 
 @dataclass(frozen=True, slots=True)
 class MambaInputs:
-    """Projections of a layer's input."""
+    """Projections of a layer's input to what each part needs, part by part."""
 
     mixed: Linear  # to the gates of the output, and the inputs of the convolution, in this order
     steps: Linear  # to the logits of the steps
@@ -33,65 +39,27 @@ class HeadParameters:
     skips: Tensor  # factors on the values, which are added to the outputs
 
 
-class GatedGroupNorm:
-    """RMS norm of each group's heads, and their gates; in float32."""
+class MambaPart:
+    """Some heads: convolution over the last tokens, and the selective state space."""
 
-    def __init__(self, config: Mamba2Config, weight: Tensor | None, eps: float) -> None:
-        """weight: [width] float32; None: there are only gates."""
+    def __init__(self, config: Mamba2Config, conv: CausalConv, parameters: HeadParameters, states: LayerStates) -> None:
+        """config: of these heads."""
         self.config = config
-        self.weight = weight
-        self.eps = eps
-
-    def __call__(self, heads: Tensor, gates: Tensor) -> Tensor:
-        """Return the norm of heads [num_tokens, width] float32, in the same shape; `heads` may be overwritten."""
-        gates = F.silu(gates.float() * self.config.multipliers.gates)
-        if self.weight is None:
-            return heads.mul_(gates)
-        if self.config.gate_place == "after_norm":
-            return self._normed(heads, self.weight).mul_(gates)
-        return self._normed(heads.mul_(gates), self.weight)
-
-    def _normed(self, heads: Tensor, weight: Tensor) -> Tensor:
-        groups = heads.view(len(heads), self.config.num_groups, -1)
-        scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)
-        return (groups * scale).flatten(1).mul_(weight)
-
-
-class Mamba2Mixer:
-    """Convolution over the last tokens, the selective state space, and a gated norm of its output."""
-
-    def __init__(
-        self,
-        config: Mamba2Config,
-        inputs: MambaInputs,
-        conv: CausalConv,
-        parameters: HeadParameters,
-        norm: GatedGroupNorm,
-        output: Projection,
-        states: LayerStates,
-    ) -> None:
-        self.config = config
-        self.inputs = inputs
         self.conv = conv
         self.parameters = parameters
-        self.norm = norm
-        self.output = output
         self.states = states
 
-    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
-        """Return the output for x [num_tokens, hidden], in the same shape; layer_cache: the whole KV pool."""
-        config, factors = self.config, self.config.multipliers
+    def __call__(self, mixed: Tensor, logits: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """Return the outputs [num_tokens, width] float32 for inputs of the convolution and logits of the steps."""
+        config = self.config
         assert batch.states is not None, "the batch of a recurrent model has the blocks of its states"
-        x = x if factors.input == 1 else x * factors.input
-        gates, mixed = self.inputs.mixed(x).split_with_sizes([config.width, config.conv_width], dim=1)
-        logits = self.inputs.steps(x).float() * factors.steps + self.parameters.step_bias
+        logits = logits.float() * config.multipliers.steps + self.parameters.step_bias
         steps = F.softplus(logits).clamp_(*config.step_limits)  # [num_tokens, num_heads]
         states = self.states.read(layer_cache, batch.states)
         earlier, matrices = self.states.tensors(states)
         heads = self._apply(self._convolved(mixed, earlier, batch), steps, matrices, batch)
         self.states.write(layer_cache, batch.states, states)
-        output = self.output(self.norm(heads, gates).to(x.dtype))
-        return output if config.output_multiplier == 1 else output * config.output_multiplier
+        return heads
 
     def _convolved(self, mixed: Tensor, earlier: Tensor, batch: Batch) -> Tensor:
         parts, end = [], 0
@@ -124,39 +92,96 @@ class Mamba2Mixer:
         return output.addcmul_(heads, self.parameters.skips.unsqueeze(-1)).flatten(1)
 
 
+class Mamba2Mixer:
+    """A rank's parts of a mixer, and the gated norm of their outputs."""
+
+    def __init__(
+        self,
+        config: Mamba2Config,
+        inputs: MambaInputs,
+        parts: Sequence[MambaPart],
+        norm: GatedGroupNorm,
+        output: PartsOutput,
+    ) -> None:
+        """config: of a part."""
+        self.config = config
+        self.inputs = inputs
+        self.parts = parts
+        self.norm = norm
+        self.output = output
+
+    def __call__(self, x: Tensor, rotation: Rotation, layer_cache: Tensor, batch: Batch) -> Tensor:
+        """Return the output for x [num_tokens, hidden], in the same shape; layer_cache: the whole KV pool."""
+        config, factor, count = self.config, self.config.multipliers.input, len(self.parts)
+        x = x if factor == 1 else x * factor
+        sizes = [config.width, config.conv_width] * count
+        gates_and_mixed, logits = self.inputs.mixed(x).split_with_sizes(sizes, dim=1), self.inputs.steps(x)
+        each = zip(self.parts, gates_and_mixed[1::2], logits.chunk(count, dim=1), strict=True)
+        heads = joined([part(mixed, steps, layer_cache, batch) for part, mixed, steps in each])
+        output = self.output(self.norm(heads, joined(gates_and_mixed[::2])).to(x.dtype))
+        return output if config.output_multiplier == 1 else output * config.output_multiplier
+
+
 def load_mamba(
-    weights: Weights, prefix: str, config: Mamba2Config, hidden_size: int, eps: float, states: LayerStates
+    weights: Weights,
+    prefix: str,
+    config: Mamba2Config,
+    hidden_size: int,
+    eps: float,
+    place: StatePlace,
+    parts: RankParts,
 ) -> Mamba2Mixer:
-    """Load the mixer with the tensors `prefix`.in_proj etc."""
-    factors, count, width = config.multipliers, config.num_heads, config.conv_width
-    decays, bias, skips = (
-        weights.take(f"{prefix}.{name}", count, dtype=torch.float32) for name in ("A_log", "dt_bias", "D")
-    )
-    filters = weights.take(f"{prefix}.conv1d.weight", width, 1, config.conv_size, dtype=torch.float32)
-    conv_bias = weights.take(f"{prefix}.conv1d.bias", width, dtype=torch.float32) if config.has_conv_bias else None
-    group = config.num_groups * config.state_dim
-    parts = ((factors.values, config.width), (factors.writes, group), (factors.reads, group))
-    scales = torch.cat([torch.full((size,), factor, device=filters.device) for factor, size in parts])
-    norm = None
-    if config.gate_place != "no_norm":
-        norm = weights.take(f"{prefix}.norm.weight", config.width, dtype=torch.float32)
+    """Load a rank's parts of the mixer with the tensors `prefix`.in_proj etc."""
+    own = config.part(parts.num_parts)
+    states = parts.states(place, own.state_shapes)
     return Mamba2Mixer(
-        config,
-        _load_inputs(weights, prefix, config, hidden_size),
-        CausalConv((filters.squeeze(1).T * scales).contiguous(), conv_bias),
-        HeadParameters(-decays.exp(), bias, skips),
-        GatedGroupNorm(config, norm, eps),
-        load_linear(weights, f"{prefix}.out_proj", config.width, hidden_size, bias=config.has_output_bias),
-        states,
+        own,
+        _load_inputs(weights, f"{prefix}.in_proj", config, hidden_size, parts),
+        [_load_part(weights, prefix, config, own, *each) for each in zip(parts.shards, states, strict=True)],
+        load_gated_norm(weights, f"{prefix}.norm", config, eps, parts),
+        parts.load_output(weights, f"{prefix}.out_proj", config.width, hidden_size, bias=config.has_output_bias),
     )
 
 
-def _load_inputs(weights: Weights, prefix: str, config: Mamba2Config, hidden_size: int) -> MambaInputs:
+def _load_part(
+    weights: Weights, prefix: str, config: Mamba2Config, own: Mamba2Config, shard: TensorShard, states: LayerStates
+) -> MambaPart:
+    heads, width = (shard.of(config.num_heads),), config.conv_width
+    decays, bias, skips = (
+        weights.take(f"{prefix}.{name}", config.num_heads, dtype=torch.float32, part=heads)
+        for name in ("A_log", "dt_bias", "D")
+    )
+    factors, filters, biases = config.multipliers, [], []
+    for rows, factor in zip(_conv_rows(config, shard), (factors.values, factors.writes, factors.reads), strict=True):
+        name, shape = f"{prefix}.conv1d.weight", (width, 1, config.conv_size)
+        filters.append(weights.take(name, *shape, dtype=torch.float32, part=(rows,)) * factor)
+        if config.has_conv_bias:
+            biases.append(weights.take(f"{prefix}.conv1d.bias", width, dtype=torch.float32, part=(rows,)))
+    conv = CausalConv(torch.cat(filters).squeeze(1).T.contiguous(), torch.cat(biases) if biases else None)
+    return MambaPart(own, conv, HeadParameters(-decays.exp(), bias, skips), states)
+
+
+def _conv_rows(config: Mamba2Config, shard: TensorShard) -> list[slice]:
+    """Return the channels of a part's values, B and C among those of all heads and groups."""
+    values, group = shard.of(config.num_heads, config.head_dim), shard.of(config.num_groups, config.state_dim)
+    writes, reads = config.width, config.width + config.num_groups * config.state_dim
+    starts = ((0, values), (writes, group), (reads, group))
+    return [slice(start + rows.start, start + rows.stop) for start, rows in starts]
+
+
+def _load_inputs(weights: Weights, name: str, config: Mamba2Config, hidden_size: int, parts: RankParts) -> MambaInputs:
     """Load the projection of a layer's input; the rows of the steps, which are few, are not rounded."""
-    width, name, bias = config.width + config.conv_width, f"{prefix}.in_proj", config.has_input_bias
-    total = width + config.num_heads
-    mixed = load_slices(weights, name, hidden_size, total, [slice(0, width)], bias=bias)
-    rows = [(slice(width, total),)]
-    steps = peek_all(weights, [f"{name}.weight"], [total], hidden_size, wanted=rows)
-    step_bias = stack(weights, [f"{name}.bias"], [total], wanted=rows) if bias else None
-    return MambaInputs(mixed, make_linear(weights, steps, step_bias, quantization=None))
+    width, bias = config.width + config.conv_width, config.has_input_bias
+    mixed, steps = [], []
+    for shard in parts.shards:
+        mixed.append(shard.of(config.num_heads, config.head_dim))
+        mixed += [slice(config.width + rows.start, config.width + rows.stop) for rows in _conv_rows(config, shard)]
+        heads = shard.of(config.num_heads)
+        steps.append(slice(width + heads.start, width + heads.stop))
+    mixed_rows, step_rows = (
+        [ProjectionRows(name, width + config.num_heads, rows) for rows in each] for each in (mixed, steps)
+    )
+    return MambaInputs(
+        load_rows(weights, mixed_rows, hidden_size, bias=bias),
+        load_rows(weights, step_rows, hidden_size, bias=bias, is_exact=True),
+    )

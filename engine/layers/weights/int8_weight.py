@@ -19,13 +19,13 @@ class Int8Weight:
     up to 133,000 inputs. oneDNN multiplies.
     """
 
-    def __init__(self, weight: Tensor) -> None:
-        """Quantise a weight [out_features, in_features]."""
-        self._scales = _row_scales(weight)
+    def __init__(self, weight: Tensor, scales: Tensor | None = None) -> None:
+        """Quantise a weight [out_features, in_features]; scales: see `int8_weight`."""
+        self._scales = row_scales(weight) if scales is None else scales
         quantised = torch.empty(weight.shape, dtype=torch.int8)
         for rows in _some_rows(weight):
             quantised[rows] = _quantised(weight[rows], self._scales[rows])
-        self.packed: Tensor = torch.ops.onednn.qlinear_prepack(quantised, None)
+        self.values: Tensor = torch.ops.onednn.qlinear_prepack(quantised, None)
         self._zero_points = torch.zeros(len(weight), dtype=torch.int32)
         self._ops = ops_for(weight.device)
 
@@ -33,7 +33,7 @@ class Int8Weight:
         """Return x @ weight.T + bias, [num_tokens, out_features], for x [num_tokens, in_features]."""
         tokens, scales = self._ops.quantise(x)
         product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            tokens, 1.0, 128, self.packed, self._scales, self._zero_points, None, 1.0, 0, x.dtype, "none", [], ""
+            tokens, 1.0, 128, self.values, self._scales, self._zero_points, None, 1.0, 0, x.dtype, "none", [], ""
         )
         return self._ops.scale(product, scales, bias)
 
@@ -49,14 +49,14 @@ class Int8PanelWeight(PanelWeight):
         self.offsets = offsets
 
     @classmethod
-    def of(cls, weight: Tensor) -> "Int8PanelWeight":
-        """Quantise a copy of a weight [out_features, in_features]."""
+    def of(cls, weight: Tensor, given: Tensor | None = None) -> "Int8PanelWeight":
+        """Quantise a copy of a weight [out_features, in_features]; given: its scales, see `int8_weight`."""
         out_features, in_features = weight.shape
         num_panels = -(-out_features // COLUMNS)
         panels = torch.zeros(num_panels, in_features // 4, COLUMNS, 4, dtype=torch.int8)
         scales = torch.zeros(num_panels * COLUMNS)
         offsets = torch.zeros(num_panels * COLUMNS, dtype=torch.int32)
-        scales[:out_features] = _row_scales(weight)
+        scales[:out_features] = row_scales(weight) if given is None else given
         for rows in _some_rows(weight):
             part = _quantised(weight[rows], scales[rows])
             offsets[rows] = part.sum(1, dtype=torch.int32) * 128  # tokens are stored as uint8 around 128
@@ -65,17 +65,25 @@ class Int8PanelWeight(PanelWeight):
             panels.view(torch.int32).squeeze(3)[first : first + len(whole)] = whole.transpose(1, 2)
         return cls(panels, scales, offsets, out_features)
 
+    @property
+    def values(self) -> Tensor:
+        """The elements without their scales."""
+        return self.panels
 
-def int8_weight(weight: Tensor) -> Int8Weight | Int8PanelWeight:
-    """Quantise a weight in the form that is fastest on this machine. Raises UnsupportedModel if it has no product."""
+
+def int8_weight(weight: Tensor, scales: Tensor | None = None) -> Int8Weight | Int8PanelWeight:
+    """Quantise a weight in the form that is fastest on this machine. Raises UnsupportedModel if it has no product.
+
+    scales: those of its rows, if it is a part of them.
+    """
     if can_have_panels(weight, inputs_of_unit=4):
-        return Int8PanelWeight.of(weight)
+        return Int8PanelWeight.of(weight, scales)
     if not _has_onednn_products():
         raise UnsupportedModel(
             f"quantization int8 of a weight {list(weight.shape)} in {weight.dtype} needs a CPU with VNNI: without "
             "it, weights must be in bfloat16 and their inputs a multiple of 4"
         )
-    return Int8Weight(weight)
+    return Int8Weight(weight, scales)
 
 
 def _has_onednn_products() -> bool:
@@ -83,7 +91,8 @@ def _has_onednn_products() -> bool:
     return torch._C._has_mkldnn and torch.cpu._is_vnni_supported()
 
 
-def _row_scales(weight: Tensor) -> Tensor:
+def row_scales(weight: Tensor) -> Tensor:
+    """Return the scale of each row of a weight."""
     return weight.abs().amax(1).float().div_(127).clamp_(min=torch.finfo(torch.float32).tiny)
 
 

@@ -86,6 +86,12 @@ lora_dtype: {{ . }}
 {{/* The arguments of the application: the keys of `baton serve`'s file and docs/ray.md's. */}}
 {{- define "baton.rayArguments" -}}
 model: {{ include "baton.modelPath" . | quote }}
+{{- if ne .Values.logLevel "info" }}
+log_level: {{ .Values.logLevel }}
+{{- end }}
+{{- if ne .Values.logFormat "text" }}
+log_format: {{ .Values.logFormat }}
+{{- end }}
 {{- with include "baton.tokenizerPath" . }}
 tokenizer: {{ . | quote }}
 {{- end }}
@@ -160,6 +166,9 @@ rendezvous_ray: # it uses none of Ray's CPUs; there is always a node with decode
      policy's arguments, restarts every replica. */}}
 {{- define "baton.serveConfig" -}}
 proxy_location: Disabled
+{{- if eq .Values.logFormat "json" }}
+logging_config: {encoding: JSON}
+{{- end }}
 applications:
   - name: baton
     route_prefix: null

@@ -10,11 +10,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
+
 from benchmarks.server import free_port
 from tests.integration.http.test_serve_start import read_until
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-MIB = 1 << 20
+REQUEST_S = 400.0  # a long request on a busy machine
+PROMPT = "What does a list do, and how does it differ from a tuple? " * 12
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,16 @@ class ServedCluster:
 
     url: str
     pids: dict[str, int]  # by worker id
+
+    async def request(self, request_id: str, max_tokens: int, key: str = "") -> None:
+        """Send a chat request whose prompt is prefilled remotely, and read its response."""
+        body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": max_tokens, "ignore_eos": True}
+        headers = {"x-request-id": request_id, "x-baton-plan": "remote"}
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False, verify=False, timeout=REQUEST_S) as client:
+            response = await client.post("/v1/chat/completions", json=body, headers=headers)
+            assert response.status_code == httpx.codes.OK, response.text
 
 
 @asynccontextmanager
@@ -36,11 +49,15 @@ async def served_cluster(*options: str) -> AsyncIterator[ServedCluster]:
     try:
         text = await read_until(process, "Press Ctrl-C to stop.")
         assert f"http://127.0.0.1:{port}/console" in text
-        pids = {name: int(pid) for name, pid in re.findall(r"(\S+): starting \(process (\d+)\)", text)}
-        yield ServedCluster(f"http://127.0.0.1:{port}", pids)
+        yield ServedCluster(f"http://127.0.0.1:{port}", worker_pids(text))
     finally:
         process.terminate()
         await process.wait()
+
+
+def worker_pids(output: str) -> dict[str, int]:
+    """Return the processes of the workers, by their ids, from what `baton serve` printed."""
+    return {name: int(pid) for name, pid in re.findall(r"(\S+): starting \(process (\d+)\)", output)}
 
 
 @asynccontextmanager

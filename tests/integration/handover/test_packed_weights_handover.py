@@ -36,7 +36,6 @@ def greedy(model: Path, prompt: list[int], hf_overrides: JsonText | None = None)
 @pytest.mark.parametrize(
     ("architecture", "fmt", "flags"),
     [
-        ("qwen3", "gptq-order", ()),
         slow_case("llama3", "awq", ("--tensor-parallel=2",)),
         slow_case("qwen3-moe", "awq", ()),
     ],

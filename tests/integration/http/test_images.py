@@ -2,7 +2,6 @@
 
 import base64
 import io
-import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -194,28 +193,3 @@ async def test_bad_images_are_refused(cluster: Cluster) -> None:
     response = await cluster.client.post(CHAT, json={"messages": unknown})
     assert response.status_code == 400
     assert "only text and image_url are supported" in response.json()["error"]["message"]
-
-
-async def test_a_killed_decode_workers_request_goes_on_elsewhere(cluster: Cluster) -> None:
-    file = picture(200, 120, 7)
-    options = {"stream": True, "max_tokens": 400}
-    tokens: list[int] = []
-    prompt: list[int] = []
-    async with cluster.client.stream("POST", CHAT, json=body("Tell a long story of ", file, **options)) as response:
-        name = response.headers["x-baton-decode"]
-        victims = [worker for worker in cluster.workers if (await worker.describe()).worker_id == name]
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = httpx.Response(200, text=line.removeprefix("data: ")).json()
-            assert "error" not in event, event
-            prompt += event.get("prompt_token_ids") or []
-            tokens += event["choices"][0].get("token_ids") or []
-            if len(tokens) > 3 and victims:
-                victims.pop().child.kill()
-    assert not victims
-    assert re.search(r"baton:failovers_total\{.*\} 1", (await cluster.client.get("/metrics")).text)
-    assert len(tokens) == 400
-    assert tokens[:LENGTH] == cluster.expected(prompt, file)
-    whole = (await cluster.chat("Tell a long story of ", file, max_tokens=400)).json()
-    assert tokens == whole["choices"][0]["token_ids"]

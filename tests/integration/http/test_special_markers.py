@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.server import served
-from tests.integration.moves.test_tool_call_moves import NUM_SEEN, NUM_WORDS, PARAMETERS, TOOL, Received
+from tests.integration.received_call import NUM_SEEN, NUM_WORDS, PARAMETERS, TOOL, Received
 from tests.integration.workers_view import pid_of, wait_all_ready
 from tests.marked_checkpoints import GENERATION_PROMPT, marked_checkpoint
 from tests.marks import slow_case

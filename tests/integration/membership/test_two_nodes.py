@@ -24,7 +24,7 @@ from tests.integration.membership.two_nodes import (
     second_node,
     worker_on_two_nodes,
 )
-from tests.integration.moves.test_structured_output_moves import tokens_of
+from tests.integration.moves.test_stopped_worker import tokens_of
 from tests.integration.oracle import Oracle
 from tests.integration.router_process import MODEL, router_process
 from tests.integration.worker_process import worker_process

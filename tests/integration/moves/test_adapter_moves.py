@@ -1,30 +1,21 @@
 """A request with a LoRA adapter has the tokens of one engine, wherever it is computed, and however it moves."""
 
 import asyncio
-import os
-import signal
-from importlib.resources import files
 from pathlib import Path
 
 import grpc
-import httpx
 import pytest
 
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import worker_pb2
-from baton.protos.worker_pb2_grpc import WorkerStub
-from benchmarks.server import served
-from tests.adapters import make_adapter
+from tests.adapters import ALL_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
-from tests.integration.moves.test_stopped_worker import tokens_of
 from tests.integration.worker_process import WorkerProcess, worker_processes
-from tests.integration.workers_view import pid_of, wait_all_ready, workers
 from tests.unit.engine.lora.lora_rig import lora_engine, random_tokens, request, run
 
 pytestmark = pytest.mark.slow
 
-MODEL = Path(str(files("baton"))) / "bundled_model"
 PROMPT = random_tokens(90)
 SAMPLING = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 FLAGS = ("--enable-lora", "--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=16")
@@ -38,7 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("adapters")
-    return [make_adapter(model, directory / f"{seed}", seed=seed) for seed in (1, 2)]
+    everything = make_adapter(model, directory / "1", [*ALL_TARGETS, "embed_tokens", "lm_head"], seed=1)
+    return [everything, make_adapter(model, directory / "2", seed=2, use_dora=True)]
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +48,14 @@ async def load(worker: WorkerProcess, name: str, path: Path) -> worker_pb2.Adapt
 
 
 SHARDED = "--tensor-parallel=2"
+ONE_IN_MEMORY = ("--max-loras=1", "--max-cpu-loras=1")
 
 
-@pytest.mark.parametrize("flags", [(), ("--kv-cache-dtype=int8",), ("--kv-shards=2", SHARDED)], ids=str)
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--kv-cache-dtype=int8",), ("--kv-shards=2", SHARDED), ("--kv-shards=2", SHARDED, *ONE_IN_MEMORY)],
+    ids=str,
+)
 async def test_handovers_and_pulled_kv(
     tmp_path: Path, model: Path, adapters: list[Path], expected: dict[str | None, list[int]], flags: tuple[str, ...]
 ) -> None:
@@ -150,40 +147,3 @@ async def test_a_running_request_keeps_an_unloaded_adapter(
         assert other.token_ids == expected["1"]
         with pytest.raises(grpc.aio.AioRpcError, match="does not exist"):
             await load(decode, "1", tmp_path / "nowhere")
-
-
-async def test_a_drained_and_a_killed_decode_worker(tmp_path: Path) -> None:
-    path = make_adapter(MODEL, tmp_path / "a", ("q_proj", "k_proj", "v_proj", "o_proj"), seed=1)
-    engine = lora_engine(MODEL, kv_cache_memory_bytes=64 << 20)
-    engine.adapters.load("a", path)
-    prompt = list(range(300, 360))
-    outputs = run(engine, *(request(str(name), prompt, name, SAMPLING) for name in (None, "a")))
-    assert outputs["None"] != outputs["a"]
-    body = {
-        "model": "a", "prompt": prompt, "max_tokens": SAMPLING.max_tokens, "temperature": 0, "ignore_eos": True,
-        "stream": True, "repetition_penalty": 1, "return_token_ids": True,
-    }  # fmt: skip
-    flags = ("--prefill", "1", "--decode", "2", "--dtype", "float32", "--num-threads", "1", "--enable-lora")
-    async with (
-        served("", *flags, "--lora-modules", f"a={path}") as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
-    ):
-        for salt in ("drained", "killed"):
-            await wait_all_ready(url)
-            async with asyncio.timeout(120):
-                while "a" not in [each["id"] for each in (await client.get("/v1/models")).json()["data"]]:
-                    await asyncio.sleep(0.05)
-            async with client.stream("POST", "/v1/completions", json={**body, "cache_salt": salt}) as response:
-                tokens = tokens_of(response)
-                seen = [await anext(tokens) for _ in range(40)]
-                leaving = response.headers["x-baton-decode"]
-                if salt == "killed":
-                    os.kill(await pid_of(leaving, url), signal.SIGKILL)
-                else:
-                    addresses = {worker["worker_id"]: worker["address"] for worker in await workers(url)}
-                    async with grpc.aio.insecure_channel(addresses[leaving]) as channel:
-                        await WorkerStub(channel).Drain(worker_pb2.DrainRequest(timeout_s=0.05))
-                        seen += [token async for token in tokens]
-                        await WorkerStub(channel).Undrain(worker_pb2.UndrainRequest())
-                seen += [token async for token in tokens]
-            assert seen == outputs["a"], salt

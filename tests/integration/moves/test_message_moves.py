@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from benchmarks.server import served
-from tests.integration.moves.test_tool_call_moves import NUM_WORDS, PARAMETERS
+from tests.integration.received_call import NUM_WORDS, PARAMETERS
 from tests.integration.workers_view import pid_of, wait_all_ready
 
 BODY: dict[str, Any] = {

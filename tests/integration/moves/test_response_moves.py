@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from benchmarks.server import served
-from tests.integration.moves.test_tool_call_moves import BODY, NUM_SEEN, NUM_WORDS, TOOL
+from tests.integration.received_call import BODY, NUM_SEEN, NUM_WORDS, TOOL
 from tests.integration.workers_view import pid_of, wait_all_ready
 
 FUNCTION: Any = {"type": "function", **TOOL["function"]}

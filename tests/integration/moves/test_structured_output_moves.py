@@ -1,9 +1,6 @@
 """A request with a grammar has the same tokens wherever it is computed, and however it moves."""
 
-import asyncio
-import os
 import re
-import signal
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,14 +16,8 @@ from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.request import FinishReason, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import common_pb2
-from baton.protos.worker_pb2 import DrainRequest, UndrainRequest
-from baton.protos.worker_pb2_grpc import WorkerStub
-from benchmarks.server import served
 from tests.integration.decode_client import decode_client
-from tests.integration.moves.test_stopped_worker import tokens_of
 from tests.integration.worker_process import worker_processes
-from tests.integration.workers_view import pid_of, wait_all_ready, workers
-from tests.marks import slow_case
 from tests.unit.engine.grammar_rig import steps
 
 MODEL = Path(str(files("baton"))) / "bundled_model"
@@ -34,7 +25,6 @@ PROMPT = list(range(300, 400))
 REGEX = "([a-z]{2,9} [0-9]{3}; ){16}end"
 GRAMMAR = Grammar(GrammarKind.REGEX, REGEX)
 SEED, MAX_TOKENS, FREQUENCY_PENALTY = 11, 400, 0.5
-KV_BYTES = 4096  # of a token: keys and values of 4 layers, 2 heads of 64 numbers in fp32
 FLAGS = ("--dtype=float32", "--max-num-batched-tokens=48", "--max-num-seqs=16")
 
 
@@ -64,11 +54,9 @@ def expected() -> list[int]:
     return generate_here({SEED: PROMPT})[SEED]
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", *map(slow_case, ("tcp", "nixl", "staged"))])
-async def test_a_handover_and_a_local_prefill(transport: str, tmp_path: Path, expected: list[int]) -> None:
-    flags = (f"--transport={transport}", *FLAGS)
+async def test_a_handover_and_a_local_prefill(tmp_path: Path, expected: list[int]) -> None:
     async with (
-        worker_processes(MODEL, tmp_path, ("prefill", *flags), ("decode", *flags)) as (prefill, decode),
+        worker_processes(MODEL, tmp_path, ("prefill", *FLAGS), ("decode", *FLAGS)) as (prefill, decode),
         decode_client(decode) as client,
     ):
         peer = await prefill.peer()
@@ -88,26 +76,6 @@ async def test_a_handover_and_a_local_prefill(transport: str, tmp_path: Path, ex
         await decode.wait_idle()
 
 
-async def test_a_request_continues_on_another_worker_that_pulls_its_kv(tmp_path: Path, expected: list[int]) -> None:
-    async with (
-        worker_processes(MODEL, tmp_path, ("decode", *FLAGS), ("decode", *FLAGS)) as (first, second),
-        decode_client(first) as client,
-        decode_client(second) as other,
-    ):
-        begun = await client.submit(PROMPT, sampling())
-        while len(begun.token_ids) < 60:
-            begun.progressed.clear()
-            await begun.progressed.wait()
-        await client.abort(begun)
-        tokens = [*PROMPT, *begun.token_ids]
-        continued = await other.submit(
-            tokens, sampling(), prefix_source=await first.peer(), num_prompt_tokens=len(PROMPT)
-        )
-        await continued.ended.wait()
-        assert begun.token_ids + continued.token_ids == expected
-        assert continued.served_by.prefix_pulled_tokens > 0
-
-
 async def test_a_worker_reports_compiling_and_masks(tmp_path: Path) -> None:
     [port] = free_ports("127.0.0.1", 1)
     async with (
@@ -124,66 +92,6 @@ async def test_a_worker_reports_compiling_and_masks(tmp_path: Path) -> None:
     assert values["compile_seconds"] > 0
     assert values["mask_seconds"] > 0
     assert values["late_masks"] >= 0
-
-
-@pytest.mark.slow
-async def test_preempted_requests(tmp_path: Path) -> None:
-    prompts = {seed: [300 + seed, *PROMPT[:20]] for seed in range(6)}
-    outputs = generate_here(prompts)
-    num_tokens = len(PROMPT) + max(map(len, outputs.values()))
-    size = f"--kv-cache-memory-bytes={2 * num_tokens * KV_BYTES}"
-    async with (
-        worker_processes(MODEL, tmp_path, ("decode", *FLAGS, size, f"--max-model-len={num_tokens}")) as (worker,),
-        decode_client(worker) as client,
-    ):
-        generations = await asyncio.gather(
-            *(client.submit(prompt, sampling(seed, num_tokens - len(prompt))) for seed, prompt in prompts.items())
-        )
-        for seed, generation in zip(prompts, generations, strict=True):
-            await generation.ended.wait()
-            assert generation.token_ids == outputs[seed]
-        assert (await worker.wait_idle()).num_preemptions > 0
-
-
-async def test_a_drained_and_a_killed_decode_worker(expected: list[int]) -> None:
-    async with (
-        served("", "--prefill", "1", "--decode", "2", "--dtype", "float32", "--num-threads", "1") as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
-    ):
-        for salt in ("drained", "killed"):
-            await wait_all_ready(url)
-            async with client.stream("POST", "/v1/completions", json={**body(), "cache_salt": salt}) as response:
-                tokens = tokens_of(response)
-                seen = [await anext(tokens) for _ in range(40)]
-                leaving = response.headers["x-baton-decode"]
-                if salt == "killed":
-                    os.kill(await pid_of(leaving, url), signal.SIGKILL)
-                else:
-                    addresses = {worker["worker_id"]: worker["address"] for worker in await workers(url)}
-                    async with grpc.aio.insecure_channel(addresses[leaving]) as channel:
-                        await WorkerStub(channel).Drain(DrainRequest(timeout_s=0.05))
-                        seen += [token async for token in tokens]
-                        await WorkerStub(channel).Undrain(UndrainRequest())
-                seen += [token async for token in tokens]
-            assert seen == expected, salt
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--prefill=1", "--decode=1", "--tensor-parallel=2"),
-        ("--prefill=1", "--decode=2", "--expert-parallel=2", "--local-prefill-below=0"),
-    ],
-)
-async def test_tensor_and_expert_parallel_workers(flags: tuple[str, ...], expected: list[int]) -> None:
-    async with (
-        served("", *flags, "--dtype", "float32", "--num-threads", "1") as url,
-        httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as client,
-    ):
-        await wait_all_ready(url)
-        async with client.stream("POST", "/v1/completions", json=body()) as response:
-            assert [token async for token in tokens_of(response)] == expected
 
 
 @pytest.mark.slow

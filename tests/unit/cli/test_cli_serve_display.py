@@ -2,10 +2,12 @@
 
 import io
 import json
+import logging
 import os
 import shlex
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from baton.cli.display.serve_banner import Banner, abbreviated
-from baton.cli.display.serve_progress import BarDisplay, LineDisplay, describe_end, open_display
+from baton.cli.display.serve_progress import BarDisplay, LineDisplay, LogDisplay, describe_end, open_display
 from baton.cli.options.model_source import BUNDLED
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan
 from baton.deployment.local.events import (
@@ -32,6 +34,7 @@ from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.membership.rendezvous.config import RendezvousConfig
+from baton.process.log_settings import LogSettings
 from baton.process.progress import Failed, Loading, Ready
 from baton.router.config import RouterConfig
 from baton.settings.names import Role
@@ -225,3 +228,30 @@ def test_characters_that_the_terminal_lacks_are_replaced(monkeypatch: pytest.Mon
         display.show(Warned("decode-0", "no model caf\u00e9"))
         display.close()
     assert (tmp_path / "output").read_text() == "decode-0: warning: no model caf?\n"
+
+
+def test_with_json_events_are_records_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, output = logging.getLogger(), io.StringIO()
+    handlers, level, hooks = root.handlers[:], root.level, (sys.excepthook, threading.excepthook)
+    monkeypatch.setattr("sys.stderr", output)
+    display = LogDisplay("http://127.0.0.1:8000", LogSettings("info", "json"))
+    try:
+        for event in EVENTS:
+            display.show(event)
+        display.close()
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.captureWarnings(False)
+        sys.excepthook, threading.excepthook = hooks
+    records = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert {record["process"] for record in records} == {"serve"}
+    assert [(record["level"], record["message"]) for record in records] == [
+        ("INFO", "decode-0: starting (process 4711)"),
+        ("INFO", "decode-0: ready at 127.0.0.1:21000"),
+        ("INFO", "serving at http://127.0.0.1:8000, ready after 3.2 s"),
+        ("WARNING", "decode-0: warning: attention was not compiled"),
+        ("WARNING", "decode-0: was killed by SIGKILL; restarting in 0.2 s"),
+        ("INFO", "decode-0: restarting (process 4712)"),
+        ("INFO", "Shutting down; press Ctrl-C again to stop now"),
+    ]

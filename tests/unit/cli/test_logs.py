@@ -57,7 +57,7 @@ def test_records_become_json(logs: Path) -> None:
         "process": "router",
         "logger": "baton.x",
         "request_id": "r1",
-        "text": "routed",
+        "message": "routed",
     }
 
 

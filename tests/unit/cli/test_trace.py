@@ -55,6 +55,11 @@ def test_the_chart_shows_each_span_where_it_was() -> None:
     assert row.index("━") - root.index("━") == root.count("━") // 2
 
 
+def test_a_running_request_is_marked() -> None:
+    assert "running for 2.000 s" in trace({**TIMELINE, "running": True}).output.splitlines()[0]
+    assert "running" not in trace(TIMELINE).output
+
+
 def test_retries_failures_and_figures_are_listed() -> None:
     output = trace(TIMELINE).output
     assert "router chat tiny: retry: Lost: gone at 1.000 s" in output

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.decode_worker.handover import Read, ReadTimes
+from baton.decode_worker.read_times import Read, ReadTimes
 
 
 def test_reads_before_the_last_chunk_are_hidden() -> None:
@@ -30,3 +30,8 @@ def test_another_hosts_clock_is_ignored(other_clock_s: float) -> None:
     times = ReadTimes()
     times.note_computed(other_clock_s, 5.0 if other_clock_s == 7.0 else 500.0)
     assert times.last_computed_at_s == (5.0 if other_clock_s == 7.0 else 500.0)
+
+
+def test_phases_begin_with_the_first_read() -> None:
+    times = ReadTimes([Read(1.0, 0.25), Read(5.5, 0.75)], last_computed_at_s=5.0, complete_at_s=6.0)
+    assert times.phases_s == {"pull": 5.25, "read": 1.0, "exposed": 0.5, "tail": 1.0}

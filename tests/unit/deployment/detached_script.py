@@ -25,13 +25,14 @@ def main(path: str, behaviour: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     folder = ServerFolder(Path(path))
     server = DetachedServer(folder, ServerRecord(7, str(folder.log_dir), time.time()))
-    server.is_starting("tiny", "http://127.0.0.1:7")
+    server.is_starting("tiny", "http://127.0.0.1:7", 0.1)
     if behaviour != "loads":
         server.is_ready()
     if behaviour not in ("loads", "is silent"):
         manager.ready("serving")
     for _ in range({"drains": 2, "hangs": 1000}.get(behaviour, 1)):
         signal.sigwait({signal.SIGTERM})
+        server.is_stopping()
     server.close()
 
 

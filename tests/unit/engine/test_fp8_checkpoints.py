@@ -52,6 +52,9 @@ CASES = [
     slow_case(("phi3", "blocks-24x20", {})),
     slow_case(("glm4", "channel", {})),
     slow_case(("minimax-m2", "blocks-24x20", {})),
+    slow_case(("qwen3-next", "blocks-24x20", {})),
+    slow_case(("qwen3.5", "channel", {})),
+    slow_case(("nemotron-h", "blocks-24x20", {})),
 ]
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import QueueFull, UnsupportedModel
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.in_flight_step import LaunchedStep
 from baton.engine.execution.load_plan import LoadPlan
-from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.outputs import RequestOutput
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.request import FinishReason, Request, RequestId, RequestStatus
@@ -289,11 +289,12 @@ def test_the_blocks_of_states_go_to_the_device_with_a_batch(model: Path, monkeyp
         states, sent = batch.states, batch.on(torch.device("meta")).states
         assert states is not None
         assert sent is not None
-        devices.extend(each.device.type for each in (sent.sources, sent.targets, sent.new_rows))
+        devices.extend(each.device.type for each in (sent.sources, sent.targets, sent.new_rows, sent.cleared))
         copied = states.on(torch.device("cpu"))
         assert torch.equal(copied.sources, states.sources)
         assert torch.equal(copied.targets, states.targets)
         assert torch.equal(copied.new_rows, states.new_rows)
+        assert torch.equal(copied.cleared, states.cleared)
         return forward(batch, pool)
 
     monkeypatch.setattr(engine.runner.model, "forward", sent_elsewhere)
@@ -307,21 +308,12 @@ def test_steps_are_not_launched_ahead(model: Path) -> None:
     assert not engine_of(model, async_scheduling=True).looks_ahead
 
 
-@pytest.mark.parametrize(
-    ("options", "num_ranks", "is_expert_parallel", "named"),
-    [
-        ({}, 2, False, "tensor_parallel"),
-        ({}, 1, True, "expert_parallel"),
-        ({"allow_mixed_quantization": True}, 1, False, "allow_mixed_quantization"),
-    ],
-)
-def test_what_is_not_implemented_is_refused_by_name(
-    model: Path, options: dict[str, object], num_ranks: int, is_expert_parallel: bool, named: str
-) -> None:
-    config = EngineConfig(model=str(model), **({"device": "cpu"} | options))
-    loaded = load(EngineConfig(model=str(model), device="cpu", kv_cache_memory_bytes=1 << 22), zeros)
-    with pytest.raises(UnsupportedModel, match=f"{named} is not supported for the recurrent layers of "):
-        LoadPlan.of(config, loaded.config, TensorShard(size=num_ranks), is_expert_parallel=is_expert_parallel)
+def test_what_is_not_implemented_is_refused_by_name(model: Path) -> None:
+    config = EngineConfig(model=str(model), device="cpu", allow_mixed_quantization=True)
+    with pytest.raises(
+        UnsupportedModel, match="allow_mixed_quantization is not supported for the recurrent layers of "
+    ):
+        LoadPlan.of(config, read_model_config(model), TensorShard(), is_expert_parallel=False)
 
 
 def test_checkpoints_are_whole_blocks() -> None:

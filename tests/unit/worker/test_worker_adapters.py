@@ -12,6 +12,7 @@ import pytest
 from baton.doctor.known_peers import KnownPeers
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.request import Request
 from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
@@ -37,8 +38,10 @@ class ScriptedRank:
     digest: str = ""
     rank: int = 1
     dropped: list[int] = field(default_factory=list)
+    read: list[str] = field(default_factory=list)
 
     async def read_adapter(self, number: int, name: str, path: str) -> rank_pb2.AdapterRead:
+        self.read.append(name)
         return self.response or rank_pb2.AdapterRead(digest=self.digest)
 
     def drop_adapter(self, number: int) -> None:
@@ -119,7 +122,6 @@ async def test_calls_and_reports(model: Path, tmp_path: Path) -> None:
         ]
         for name, path, code in (
             ("a", second, grpc.StatusCode.ALREADY_EXISTS),
-            ("c", second, grpc.StatusCode.RESOURCE_EXHAUSTED),
             ("c", tmp_path / "nowhere", grpc.StatusCode.INVALID_ARGUMENT),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -169,6 +171,37 @@ async def test_all_ranks_read_an_adapter_or_none_has_it(model: Path, tmp_path: P
         while len(it.follower.dropped) < 3:
             await asyncio.sleep(0.01)
         assert it.follower.dropped == [1, 2, 4]
+
+
+async def test_all_ranks_read_an_adapter_again(model: Path, tmp_path: Path) -> None:
+    path = make_adapter(model, tmp_path / "a", ["q_proj"])
+    async with worker(model, has_follower=True) as it:
+        watch = it.stub.Watch(worker_pb2.WatchRequest(interval_ms=1))
+        read = await asyncio.to_thread(it.host.adapters.read, "a", path)
+        it.follower.digest = read.info.digest
+        for name in ("a", "b", "c"):
+            await it.load(name, path)
+        assert [(each.name, each.is_resident) for each in await it.listed()] == [("a", False), ("b", True), ("c", True)]
+        assert it.follower.dropped == [2]
+        await completed(it, request("1", random_tokens(20), "a"))
+        assert it.follower.read == ["a", "b", "c", "a"]
+        assert it.follower.dropped == [2, 3]
+        it.follower.digest = "00"
+        errors = []
+        it.host.listen(lambda output: errors.extend(each.error for each in output.outputs if each.error is not None))
+        await completed(it, request("2", random_tokens(20), "b"))
+        assert "'b' has left memory, and cannot be read again: " in str(errors[0])
+        assert "on the node of rank 1 than on that of rank 0" in str(errors[0])
+        while [each.name for each in (await reported_adapters(watch)).adapters] != ["a", "c"]:
+            pass
+        watch.cancel()
+
+
+async def completed(it: Worker, request: Request) -> None:
+    """Run a request to its end."""
+    await it.host.call(lambda engine: engine.add(request))
+    while request.finish_reason is None:
+        await it.host.call(lambda engine: engine.wake())
 
 
 async def test_workers_without_adapters_refuse_them() -> None:

@@ -26,7 +26,7 @@ def run(**flags: object) -> None:
     async def start(config: object) -> None:
         """Never called."""
 
-    process = {"lifeline_fd": None, "config_file": None, "log_level": "info"}
+    process = {"lifeline_fd": None, "config_file": None, "log_level": "info", "log_format": "text"}
     run_worker({**process, "model": "m", **flags}, ("decode",), start)
 
 

@@ -18,7 +18,8 @@ from baton.deployment.local.cluster_config import (
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan, plan_cluster
 from baton.deployment.local.machine import Machine, this_machine
 from baton.engine.checkpoint.model_config import read_model_config
-from baton.engine.config import ModelConfig
+from baton.engine.config import ModelConfig, MoEConfig
+from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.engine.mla import MLAConfig
 from baton.engine.rope import RopeConfig
@@ -214,6 +215,28 @@ def test_a_kv_cache_dtype_that_the_model_does_not_support_is_refused(tmp_path: P
     assert {worker.engine.kv_cache_dtype for worker in in_fp8.workers} == {"fp8"}
     two_names = "prefill_engine: {kv_cache_dtype: fp8}\ndecode_engine: {kv_cache_dtype: fp8_e4m3}"
     assert plan(settings(tmp_path, two_names)).workers == in_fp8.workers
+
+
+def test_recurrent_layers_that_cannot_be_divided_are_refused(tmp_path: Path) -> None:
+    net = DeltaNetConfig(layers=(0,), num_key_heads=6, num_value_heads=12, key_dim=128, value_dim=128, conv_size=4)
+    checkpoint = replace(CHECKPOINT, config=replace(MODEL, recurrent=net, layers_without_attention=frozenset({0})))
+    workers = plan(settings(tmp_path, "", tensor_parallel=2), checkpoint).workers
+    assert {worker.engine.kv_shards for worker in workers} == {2}
+    with pytest.raises(OptionError, match=r"cannot be divided into 4 shards, .*: linear_num_key_heads 6$"):
+        plan(settings(tmp_path, "", tensor_parallel=2, prefill_tensor_parallel=4), checkpoint)
+
+
+def test_ranks_that_cannot_divide_a_recurrent_models_attention_and_experts_are_refused(tmp_path: Path) -> None:
+    net = DeltaNetConfig(layers=(0,), num_key_heads=8, num_value_heads=16, key_dim=128, value_dim=128, conv_size=4)
+    model = replace(MODEL, recurrent=net, layers_without_attention=frozenset({0}))
+    with pytest.raises(OptionError, match=r"divided among 16 ranks: vocab_size 1000$"):
+        plan(settings(tmp_path, "", prefill_tensor_parallel=16), replace(CHECKPOINT, config=model))
+    moe = MoEConfig(num_experts=6, num_experts_per_token=2, intermediate_size=75)
+    mixture = replace(CHECKPOINT, config=replace(model, moe=moe))
+    with pytest.raises(OptionError, match=r"divided among 2 ranks: intermediate size of an expert 75$"):
+        plan(settings(tmp_path, "", tensor_parallel=2), mixture)
+    whole_experts = settings(tmp_path, "", tensor_parallel=2, enable_expert_parallel=True)
+    assert {worker.expert_parallel for worker in plan(whole_experts, mixture).workers} == {1, 2}
 
 
 def test_the_default_kv_cache_size_is_bounded(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from baton.deployment.local.detached import stop as stop_module
 from baton.deployment.local.detached.folder import NAME, ServerFolder, server_folders
 from baton.deployment.local.detached.record import ServerRecord, read_record, write_record
 from baton.deployment.local.detached.start import NameTaken, StartFailed, start_detached
-from baton.deployment.local.detached.stop import NotRunning, stop_server
+from baton.deployment.local.detached.stop import NotRunning, StillRunning, stop_server
 from tests.unit.deployment import detached_script
 
 SCRIPT = Path(detached_script.__file__)
@@ -119,6 +119,31 @@ def test_the_time_out_cuts_requests_off(
     assert stopped.was_cut == was_cut
     assert has_ended(stopped.pid)
     assert folder.record() is None
+
+
+def test_without_a_time_out_a_server_that_hangs_goes_on_and_the_error_names_the_remedy(
+    folder: ServerFolder, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_module, "CUT_TIMEOUT_S", 0.2)
+    pid = start(folder, "hangs", environment)
+    with pytest.raises(StillRunning) as failed:
+        stop_server(folder, None, end_margin_s=0.1)
+    assert f"(process {pid})" in str(failed.value)
+    assert f"has not ended within 0.2 s; `baton stop {folder.name} --force` ends it now" in str(failed.value)
+    assert not has_ended(pid)
+    assert stop_server(folder, 0.0).was_cut
+    assert has_ended(pid)
+
+
+def test_a_second_stop_without_a_time_out_cuts_nothing_off(folder: ServerFolder, environment: dict[str, str]) -> None:
+    pid = start(folder, "drains", environment)  # which ends at the second signal
+    for _ in range(2):
+        with pytest.raises(StillRunning):
+            stop_server(folder, None, end_margin_s=0.1)
+    assert not has_ended(pid)
+    stopped = stop_server(folder, 1.0)
+    assert (stopped.pid, stopped.was_cut) == (pid, True)
+    assert stopped.took_s >= 1  # the requests had all of the time
 
 
 def test_the_second_signal_is_sent_after_the_first_was_taken(

@@ -1,5 +1,6 @@
 """Warnings of processes reach the listener."""
 
+import json
 from pathlib import Path
 
 from baton.deployment.local.events import Event, Warned
@@ -76,3 +77,17 @@ def test_similar_warnings_are_relayed_once_and_their_total_is_bounded(tmp_path: 
     relayed.poll()
     assert len(events) == MAX_WARNINGS + 1
     assert events[-1] == Warned("decode-0", "further warnings are only in the logs")
+
+
+def test_warnings_in_json_are_relayed_with_the_request(tmp_path: Path) -> None:
+    path, seen = tmp_path / "decode-0.log", list[Event]()
+    relay = WarningRelay([("decode-0", path)], seen.append)
+    fields = {"time": TIME, "process": "decode-0", "logger": "baton.x", "exception": "Traceback"}
+    path.write_text(
+        json.dumps({**fields, "level": "WARNING", "request_id": "r1", "message": "slow"})
+        + "\n"
+        + json.dumps({**fields, "level": "INFO", "message": "fast"})
+        + "\n"
+    )
+    relay.poll()
+    assert seen == [Warned("decode-0", "[r1] slow")]

@@ -284,3 +284,12 @@ def test_former_names_of_colocated_workers_are_accepted() -> None:
     assert former.num_replicas("both") == 1
     with pytest.raises(OptionError, match="both_ray: given twice, under the names both_ray and colocated_ray"):
         settings(both_ray={}, colocated_ray={})
+
+
+def test_processes_log_as_the_arguments_say() -> None:
+    place = Place("127.0.0.1", Machine(4, 1 << 34))
+    settings = read_ray_settings({**ARGUMENTS, "log_level": "warning", "log_format": "json"}, {})
+    with worker_process(settings, "decode", "decode-x", place) as worker:
+        assert {"--log-level=warning", "--log-format=json"} <= set(worker.argv)
+    with pytest.raises(OptionError, match="log_format"):
+        read_ray_settings({**ARGUMENTS, "log_format": "xml"}, {})

@@ -18,6 +18,7 @@ from baton.engine.attention.heads import AttentionHeads
 from baton.engine.config import ModelConfig
 from baton.engine.execution.cuda_graphs import GraphedModel, Replay, can_be_recorded, recorded_sizes
 from baton.engine.models.causal_lm import CausalLM
+from baton.engine.models.hidden_states import HiddenStates
 from baton.engine.vision.image_tokens import ImageTokens
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
@@ -127,6 +128,27 @@ def test_replays_read_the_positions_behind_images(tmp_path: Path) -> None:
         found.append(paged.model.forward(shifted, paged.pool).clone())
     torch.testing.assert_close(found[0], found[1])
     assert recorder.num_replays == 1
+
+
+@pytest.mark.parametrize("layers", [(), (0, 2)])
+def test_replays_leave_hidden_states(tmp_path: Path, layers: tuple[int, ...]) -> None:
+    """In the slots of the tokens' KV, as eager steps do, for draft heads."""
+    directory = make_checkpoint("llama3", tmp_path / "model")
+    found = []
+    for paged in (eager_model(directory), eager_model(directory)):
+        assert isinstance(paged.model, CausalLM)
+        width = paged.model.embedding.nothing().shape[1] * max(len(layers), 1)
+        rows = torch.zeros(len(paged.pool) * 16, width)
+        paged.model.hidden_states = HiddenStates(layers, None, rows)
+        if found:
+            paged.model = GraphedModel(paged.model, paged.pool, [1, 2, 4], MAX_BLOCKS, Recomputing())
+        draw = random.Random(3)
+        paged.step({"a": tokens(draw, 9), "b": tokens(draw, 3), "c": tokens(draw, 1)})
+        for _ in range(3):
+            paged.step({name: tokens(draw, 1) for name in "abc"})
+        found.append(rows)
+    assert found[0].any(1).sum() > 16
+    torch.testing.assert_close(found[0][16:], found[1][16:])  # the null block gets those of padding
 
 
 def test_a_step_with_an_image_is_not_replayed(tmp_path: Path) -> None:

@@ -27,12 +27,15 @@ Outputs = dict[str, list[SampledToken]]
 Groups = Callable[..., Ranks]
 
 
-OTHER_MODELS = ("granite-moe", "glm4-moe", "ernie-moe", "minimax-m2", "olmoe", "glm4-moe-lite", "llama4")
+OTHER_MODELS = (
+    *("granite-moe", "glm4-moe", "ernie-moe", "minimax-m2", "olmoe", "glm4-moe-lite", "llama4"),
+    *("qwen3.5-moe", "granite-hybrid-moe", "nemotron-h-moe"),
+)
 
 
 @pytest.fixture(
     scope="module",
-    params=["mixtral", "qwen3-moe", "deepseek-v3", "qwen2-moe", "gpt-oss", *map(slow_case, OTHER_MODELS)],
+    params=["mixtral", "qwen3-moe", "deepseek-v3", "qwen2-moe", "gpt-oss", "qwen3-next", *map(slow_case, OTHER_MODELS)],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")

@@ -234,10 +234,10 @@ def test_without_the_state_at_its_end_a_transfer_is_useless() -> None:
 def test_states_are_divided_into_whole_blocks() -> None:
     net = DeltaNetConfig(layers=(0, 2, 3), num_key_heads=1, num_value_heads=2, key_dim=4, value_dim=4, conv_size=3)
     size = 2 * 16 + 2 * 16  # the inputs of two tokens, and two matrices
-    large = StateLayout.of(net, block_bytes=4 * 30, checkpoint_tokens=8)
+    large = StateLayout.of(net, shard_bytes=4 * 30, checkpoint_tokens=8)
     assert (large.layer_size, large.num_blocks) == (size, 9)
     assert large.place(1) == StatePlace(slice(3, 6), slice(0, 30))
-    small = StateLayout.of(net, block_bytes=4 * 130, checkpoint_tokens=8)
+    small = StateLayout.of(net, shard_bytes=4 * 130, checkpoint_tokens=8)
     assert small.num_blocks == 2
     assert small.place(1) == StatePlace(slice(0, 1), slice(size, 2 * size))
     assert small.place(2) == StatePlace(slice(1, 2), slice(0, size))

@@ -72,10 +72,13 @@ def test_a_name_is_loaded_once(engine: Engine, adapters: dict[str, Path]) -> Non
         engine.adapters.unload("a")
 
 
-def test_host_memory_is_bounded_until_requests_end(engine: Engine, adapters: dict[str, Path]) -> None:
+def test_registered_adapters_are_bounded_until_requests_end(
+    engine: Engine, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.adapters, "_max_registered", 3)
     for name in ("a", "b", "c"):
         engine.adapters.load(name, adapters["all"])
-    with pytest.raises(AdapterLimit, match="max_cpu_loras is 3, and as many LoRA adapters are loaded"):
+    with pytest.raises(AdapterLimit, match="3 LoRA adapters are loaded or still in use, which is the maximum"):
         engine.adapters.load("d", adapters["all"])
     running = request("r", PROMPT, "a")
     engine.add(running)

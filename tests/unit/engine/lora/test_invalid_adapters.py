@@ -14,6 +14,7 @@ from baton.engine.errors import EngineError, InvalidAdapter
 from baton.engine.lora import registry
 from baton.engine.lora.adapter_files import AdapterFiles
 from tests.adapters import make_adapter
+from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.lora.lora_rig import lora_engine
 
@@ -52,8 +53,8 @@ def change_tensors(adapter: Path, **tensors: torch.Tensor | None) -> None:
     ("options", "expected"),
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3', but must be LORA"),
-        ({"use_dora": True}, "use_dora is set, but DoRA is not supported"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set, but whole modules cannot be replaced"),
+        ({"use_dora": True}, "use_dora is True, but 'model.layers.0.mlp.down_proj' has no lora_magnitude_vector"),
+        ({"modules_to_save": ["lm_head"]}, "but whole modules cannot be replaced; target them with LoRA"),
         ({"bias": "all"}, "bias is 'all', but biases cannot be changed: it must be none"),
         ({"lora_bias": True}, "lora_bias is set, but biases cannot be changed"),
         ({"fan_in_fan_out": True}, "transposed weights are not supported"),
@@ -114,7 +115,7 @@ def test_tensors(engine: Engine, adapter: Path) -> None:
         change_tensors(adapter, **{name: tensor})
         assert expected in refusal(engine, adapter)
     change_tensors(adapter, **{name: good})
-    for other in ("self_attn.q_proj.lora_magnitude_vector", "self_attn.q_proj.lora_B.bias", "mlp.down_proj.weight"):
+    for other in ("self_attn.q_proj.lora_embedding_A", "self_attn.q_proj.lora_B.bias", "mlp.down_proj.weight"):
         change_tensors(adapter, **{f"{LAYER}.{other}": torch.ones(4, 4)})
         assert f"{other}' is not a LoRA matrix of a linear layer" in refusal(engine, adapter)
         change_tensors(adapter, **{f"{LAYER}.{other}": None})
@@ -134,14 +135,45 @@ def test_adapters_of_other_models(engine: Engine, tmp_path: Path) -> None:
     assert message.endswith(f"the adapter was trained on another model, probably {narrow}")
     deep = make_checkpoint("llama3", tmp_path / "deep", num_hidden_layers=4)
     message = refusal(engine, make_adapter(deep, tmp_path / "b", ["q_proj", "v_proj"]))
-    assert "the model has no linear layer model.layers.3.self_attn.q_proj (and 1 more) that can be changed" in message
-    assert message.endswith("are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj")
+    assert "the model has no layer model.layers.3.self_attn.q_proj (and 1 more) that can be changed" in message
+    assert message.endswith("are down_proj, embed_tokens, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj")
+    wide = make_checkpoint("llama3", tmp_path / "wide", vocab_size=VOCAB_SIZE + 8)
+    message = refusal(engine, make_adapter(wide, tmp_path / "c", ["embed_tokens"]))
+    assert f"are for {VOCAB_SIZE + 8} inputs and 64 outputs, but the model has {VOCAB_SIZE} and 64" in message
 
 
-@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-def test_embeddings_and_the_output_layer(engine: Engine, model: Path, tmp_path: Path, target: str) -> None:
-    adapter = make_adapter(model, tmp_path / "a", ["q_proj", target])
-    assert f"{target} cannot be changed: embeddings and the output layer have no adapters" in refusal(engine, adapter)
+def test_dora(engine: Engine, model: Path, tmp_path: Path) -> None:
+    name = f"{LAYER}.self_attn.q_proj.lora_magnitude_vector"
+    adapter = make_adapter(model, tmp_path / "a", ["q_proj"], use_dora=True)
+    size = load_file(adapter / TENSORS)[name].shape[0]
+    change_config(adapter, use_dora=False)
+    assert "use_dora is False, but 'model.layers.0.self_attn.q_proj' has a lora_magnitude_vec" in refusal(
+        engine, adapter
+    )
+    change_config(adapter, use_dora=True)
+    change_tensors(adapter, **{name: torch.ones(size + 1)})
+    assert f"is float32 [{size + 1}], but must be a vector of {size} values" in refusal(engine, adapter)
+    change_tensors(adapter, **{name: torch.full((size,), torch.inf)})
+    assert f"{name} has values that are not finite" in refusal(engine, adapter)
+    adapter = make_adapter(model, tmp_path / "b", ["embed_tokens"], use_dora=True)
+    vector = "base_model.model.model.embed_tokens.lora_magnitude_vector"
+    change_tensors(adapter, **{vector: torch.ones(64)})
+    assert "'model.embed_tokens' cannot have DoRA; train it without, or leave it out" in refusal(engine, adapter)
+
+
+def test_copies_of_base_weights(engine: Engine, model: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(model, tmp_path / "a", ["embed_tokens"])
+    base = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    name = "base_model.model.model.embed_tokens.base_layer.weight"
+    change_tensors(adapter, **{name: base})
+    engine.adapters.load("a", adapter)
+    engine.adapters.unload("a")
+    change_tensors(adapter, **{name: base + 1})
+    assert f"{name} differs from the model's weights: the adapter was trained on other" in refusal(engine, adapter)
+    change_tensors(adapter, **{name: torch.cat([base, base[:4]])})
+    assert "vocabularies that were resized are not supported" in refusal(engine, adapter)
+    change_tensors(adapter, **{name: None, f"{LAYER}.mlp.up_proj.base_layer.weight": base})
+    assert "up_proj.base_layer.weight' is a base weight, which cannot be replaced" in refusal(engine, adapter)
 
 
 def test_experts(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ CASES = [
     slow_case(("phi3", "w8a8")),
     slow_case(("glm4", "nvfp4")),
     slow_case(("qwen2-moe", "gptq")),
+    slow_case(("nemotron-h", "gptq")),
 ]
 
 

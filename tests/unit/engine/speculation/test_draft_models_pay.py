@@ -35,6 +35,7 @@ class VirtualDraftModel:
     prepared: dict[str, int] = field(default_factory=dict)  # tokens with KV
     known: dict[str, tuple[int, int]] = field(default_factory=dict)  # tokens and their digest
     elapsed_s: float = 0.0  # since it was last read
+    num_offers: int = 0
     times: PassTimes = field(default_factory=PassTimes)
 
     def begin_step(self) -> None:
@@ -43,6 +44,7 @@ class VirtualDraftModel:
 
     def offer(self, request: Request, limit: int) -> Offer | None:
         """Offer tokens; those of new prompts must be prepared."""
+        self.num_offers += 1
         missing = request.num_tokens - self.prepared.get(request.request_id, 0)
         return Offer(limit, None, missing <= READY_TOKENS, missing * self.token_s)
 
@@ -125,6 +127,15 @@ def test_a_draft_model_pays_or_is_not_used(pass_s: float, right: float, batch: i
     assert drafted > 0.96 * plain
     if right > 0.8 and pass_s < 0.2:
         assert drafted > (2 if batch == 1 else 1.3) * plain
+
+
+@pytest.mark.parametrize(("right", "is_rare"), [(0.0, True), (0.9, False)])
+def test_offers_that_do_not_pay_become_rare(right: float, is_rare: bool) -> None:
+    """Even those that are left out take time, and bind a head to hidden states."""
+    drafter = VirtualDraftModel(right, 0.1)
+    rate(1, drafter, 10, 400)
+    num_steps = 12 * 400
+    assert (drafter.num_offers < 0.15 * num_steps) if is_rare else (drafter.num_offers > 0.2 * num_steps)
 
 
 @pytest.mark.parametrize("batch", [1, 8])

@@ -17,6 +17,9 @@ from baton.settings.values import OptionError, parse_json
         ('{"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 4}', SpeculationConfig("ngram", 5, 3, 4)),
         ('{"method": "draft_model", "model": "/x"}', SpeculationConfig("draft_model", model="/x")),
         ('{"model": "/x", "num_speculative_tokens": 3}', SpeculationConfig("draft_model", 3, model="/x")),
+        ('{"method": "eagle3", "model": "/x"}', SpeculationConfig("eagle3", model="/x")),
+        ('{"method": "eagle", "model": "/x", "num_speculative_tokens": 2}', SpeculationConfig("eagle", 2, model="/x")),
+        ('{"method": "mtp", "num_speculative_tokens": 1}', SpeculationConfig("mtp", 1)),
     ],
 )
 def test_options_are_those_of_vllm(text: str, expected: SpeculationConfig) -> None:
@@ -31,7 +34,11 @@ def test_there_is_no_speculation_by_default() -> None:
     ("text", "message"),
     [
         ("{}", "method is missing; the methods are ngram"),
-        ('{"method": "eagle"}', "method 'eagle' is unknown; the methods are ngram"),
+        ('{"method": "medusa"}', "method 'medusa' is unknown; the methods are ngram, draft_model, eagle, eagle3, mtp"),
+        ('{"method": "eagle3"}', "model is missing: it must be the directory of an EAGLE-3 head"),
+        ('{"method": "eagle", "model": ""}', "model is '', but must be the directory of an EAGLE head"),
+        ('{"method": "mtp", "model": "/x"}', "model has no effect on the method mtp; remove it"),
+        ('{"method": "mtp", "num_speculative_tokens": 0}', "num_speculative_tokens is 0, but must be a number from 1"),
         ('{"method": ["ngram"]}', "the methods are ngram"),
         (
             '{"method": "ngram", "revision": "x"}',

@@ -1,5 +1,6 @@
 """Adapters at workers, while they change elsewhere."""
 
+import asyncio
 from pathlib import Path
 
 from tests.unit.router.adapters.test_adapters import complete, load, unload
@@ -47,3 +48,22 @@ async def test_an_adapter_that_is_unloaded_while_a_worker_loads_another_one_is_n
         await until(lambda: "a" in second.adapters)
         assert (await load(router.http, "b", "b")).status_code == 200  # after the loop's turn
         assert [name for name, _ in second.loads] == ["a", "b"]
+
+
+async def test_files_that_one_worker_found_changed_are_read_by_all(tmp_path: Path) -> None:
+    """A worker drops an adapter whose files have changed since it left memory; the others had no reason to read it."""
+    first, second = AdapterWorker("decode-0"), AdapterWorker("decode-1")
+    write_adapter(tmp_path / "a")
+    async with running_router(first, second, enable_lora=True, lora_dir=str(tmp_path)) as router:
+        assert await complete(router, "a") == "a"
+        digest = first.adapters["a"]
+        assert second.adapters["a"] == digest
+        write_adapter(tmp_path / "a", "other weights")
+        del first.adapters["a"]
+        first.news()
+        await until(lambda: {first.adapters.get("a"), second.adapters.get("a")}.isdisjoint({digest, None}))
+        assert second.unloads == ["a"]
+        body, headers = {"model": "a", "prompt": "a", "max_tokens": 1}, {"x-baton-timeout": "0.1"}
+        async with asyncio.timeout(20):
+            while (await router.http.post("/v1/completions", json=body, headers=headers)).status_code != 200:
+                await asyncio.sleep(0.01)

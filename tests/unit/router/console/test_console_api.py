@@ -103,7 +103,7 @@ async def test_a_router_whose_page_is_missing_serves_without_it(monkeypatch: pyt
 async def test_states_follow_the_workers_and_requests(feeds: list[ConsoleFeed]) -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()
-    async with running_router(worker) as router, events(router.http) as reader:
+    async with running_router(worker, keep_timelines=5) as router, events(router.http) as reader:
         assert reader.response.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert reader.response.headers["cache-control"] == "no-store"
         assert await reader.next() == ("hello", {"can_control": True})
@@ -115,13 +115,25 @@ async def test_states_follow_the_workers_and_requests(feeds: list[ConsoleFeed]) 
         async with asyncio.timeout(20):
             while not (decoding := (await reader.state())["models"][0]["stages"][3]["requests"]):
                 pass
-        assert decoding[0]["id"].startswith("mine")
+        assert decoding[0]["id"] == "mine"  # by which its timeline is found
         assert (decoding[0]["decode"], decoding[0]["tokens"], decoding[0]["max_tokens"]) == ("decode-0", 1, 3)
         worker.go_on.set()
         assert (await request).status_code == 200
         async with asyncio.timeout(20):
+            while not (recent := (state := await reader.state())["recent"]):
+                pass
             while not (await reader.state())["models"][0]["total"]["completions_per_s"]:
                 pass
+        assert state["keeps_timelines"]
+        assert [(each["id"], each["output_tokens"], each["error"]) for each in recent] == [("mine", 3, "")]
+        assert recent[0]["model"] == state["models"][0]["name"]
+        refused = await router.http.post("/v1/completions", json={**body, "max_tokens": 10**6}, headers=headers)
+        assert refused.status_code == 400
+        async with asyncio.timeout(20):
+            while len(recent := (state := await reader.state())["recent"]) < 2:
+                pass
+        assert (recent[0]["error"], recent[0]["output_tokens"]) == ("ContextExceeded", None)  # the latest is the first
+        assert state["models"][0]["errors"][0]["request_id"] == "mine"
         await worker.stop()
         async with asyncio.timeout(20):
             while (await reader.state())["workers"][0]["state"] != "lost":

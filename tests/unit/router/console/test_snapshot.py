@@ -19,10 +19,13 @@ from baton.router.index.prefix_index import PrefixIndex
 from baton.router.metrics.live import LiveCompletion
 from baton.router.policy.cluster import Plan, WorkerRole
 from baton.router.service import RouterService, make_service
+from baton.router.tracing.request_trace import RequestTrace
+from baton.router.tracing.timelines import MAX_RECENT
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.stranger import AttemptSlots
 from baton.rpc.tls import Plaintext
+from baton.rpc.tracing.context import TraceContext
 from tests.unit.router.rigs.cluster_builder import prefill, worker
 from tests.unit.router.rigs.running_router import MODEL
 
@@ -98,7 +101,7 @@ def test_token_rates_are_smoothed_and_forgotten_with_their_worker() -> None:
 @pytest.fixture
 async def service() -> RouterService:
     """A router's parts, none of which runs."""
-    return make_service(RouterConfig(model=MODEL, workers=("127.0.0.1:9",)))
+    return make_service(RouterConfig(model=MODEL, workers=("127.0.0.1:9",), keep_timelines=1000))
 
 
 def add_workers(service: RouterService, num: int) -> None:
@@ -136,6 +139,14 @@ def add_history(service: RouterService) -> None:
             recent.first_token(0.001 * 1.1**number)
             recent.ended(0.001 * 1.1**number, 0.0001 * 1.1**number)
         recent.failed(f"{second:032x}", NoWorker(f"{second}" + "x" * 1000))
+    assert service.recording is not None
+    assert service.recording.timelines is not None
+    for number in range(100):
+        trace = RequestTrace("chat", f"{number:0128d}", TraceContext(1, 2, is_sampled=False), None)
+        trace.wait(model.name)
+        trace.note_failure(NoWorker("none"))
+        trace.close()
+        service.recording.timelines.keep(trace)
     for number in range(100):
         pool = PoolPlan(target=number, needed=number, factor=1.0)
         plan = PlanReport(application="a", model="m", time_s=1.0, prefill=pool, decode=pool, reason="r" * 4096)
@@ -173,6 +184,7 @@ async def test_a_message_is_small_and_cheap_whatever_the_size_of_the_cluster(ser
     assert model["plans"][0]["prefill_target"] == 99
     assert (len(model["plans"]), model["plan"]["decode_target"]) == (12, 99)
     assert len(model["series"]) == 60
+    assert [each["id"] for each in state["recent"]] == [f"{number:0128d}" for number in range(99, 99 - MAX_RECENT, -1)]
     assert model["total"]["completions_per_s"] == pytest.approx(50, rel=0.1)
 
 

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from baton.membership.registry.memory import MemoryRegistry
 from baton.protos.worker_pb2 import WorkerLoad
 from baton.router.metrics.worker_series import WorkerSeries
+from baton.rpc.handover_times import HandoverTimes
 from tests.unit.router.rigs.pools import MODEL_NAME, ready, running_pool
 from tests.unit.router.rigs.running_router import until
 from tests.unit.router.rigs.scripted_worker import ScriptedWorker
@@ -72,3 +73,19 @@ async def test_drafts_of_a_worker_are_shown_by_position() -> None:
     name = f"{prefix}_accepted_tokens_per_pos_total"
     found = [series[f'{name}{{{labels},position="{place}",worker="decode-0"}}'] for place in range(4)]
     assert found == [3, 1, 1, 0]
+
+
+async def test_seconds_of_handovers_are_shown_by_transport_and_phase() -> None:
+    worker, registry, times = ScriptedWorker(), CollectorRegistry(), HandoverTimes()
+    times.note("tcp", 4096, {"read": 0.2})
+    worker.load = WorkerLoad(completed_handovers=times.to_proto())
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(worker.stop)
+        pool = await stack.enter_async_context(running_pool(MemoryRegistry([await worker.start()])))
+        registry.register(WorkerSeries(pool, MODEL_NAME))
+        await until(lambda: ready(pool) == {worker.address})
+        series = read_series(registry)
+    labels = f'model_name="{MODEL_NAME}",phase="read",transport="tcp",worker="decode-0"'
+    assert series[f"baton:handover_seconds_sum{{{labels}}}"] == 0.2
+    labels = f'model_name="{MODEL_NAME}",transport="tcp",worker="decode-0"'
+    assert series[f"baton:handover_read_bytes_total{{{labels}}}"] == 4096

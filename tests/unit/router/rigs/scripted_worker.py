@@ -184,6 +184,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             num_blocks=1000,
             handovers=3,
             peer_transports={"peer-1": "shared_memory: one host"},
+            completed_handovers=[worker_pb2.TransportHandovers(transport="tcp", num_bytes=64)],
             tiers=[worker_pb2.KVTier(name="host", num_blocks=7, saved_blocks=9)],
         )
         load.MergeFrom(self.load)

@@ -1,5 +1,7 @@
 """Timelines of recent requests: what a router keeps, and where it finds them."""
 
+import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,23 @@ import orjson
 from baton.router.auth.api_key import digest_of, new_key
 from baton.router.tracing.request_trace import RequestTrace
 from baton.router.tracing.timeline_group import TimelineGroup
-from baton.router.tracing.timelines import TimelineKey, Timelines
+from baton.router.tracing.timelines import ANY_OWNER, TimelineKey, Timelines
 from baton.rpc.tracing.context import TraceContext
+from tests.unit.router.api_keys import TestKeys, bearer
+from tests.unit.router.rigs.running_router import running_router
+from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 from tests.unit.router.tracing.test_traces import complete
 from tests.unit.router.tracing.traced_cluster import TracedCluster, traced_cluster
 
 
+def begun(request_id: str, owner: str = "") -> RequestTrace:
+    """Return the trace of a running request."""
+    return RequestTrace("chat", request_id, TraceContext(1, 2, is_sampled=False), None, owner)
+
+
 def ended(request_id: str, owner: str = "") -> RequestTrace:
     """Return the trace of a request that has ended."""
-    trace = RequestTrace("chat", request_id, TraceContext(1, 2, is_sampled=False), None, owner)
+    trace = begun(request_id, owner)
     trace.close()
     return trace
 
@@ -74,6 +84,70 @@ def test_timelines_are_bounded_in_bytes() -> None:
     assert not tight.find(names[0])
 
 
+def test_a_running_request_is_found_until_it_ends_or_is_dropped() -> None:
+    kept, key = Timelines(2), TimelineKey("", "one")
+    kept.keep(ended("one"))
+    trace = begun("one")
+    kept.begin(trace)
+    assert [orjson.loads(kept.find(each) or b"")["running"] for each in (key, TimelineKey(ANY_OWNER, "one"))] == [
+        True
+    ] * 2
+    trace.close()
+    kept.keep(trace)
+    assert orjson.loads(kept.find(key) or b"")["running"] is False
+    kept.begin(begun("two"))  # its front end drops it
+    gc.collect()
+    assert kept.find(TimelineKey("", "two")) is None
+    assert [each.id for each in kept.recent] == ["one", "one"]
+
+
+def test_an_administrator_finds_the_last_request_with_an_id_of_any_tenant() -> None:
+    kept = Timelines(9)
+    for owner, tokens in (("an-owner", 1), ("another", 2)):
+        trace = ended("one", owner)
+        trace.root.attributes["gen_ai.usage.output_tokens"] = tokens
+        kept.keep(trace)
+    assert kept.find(TimelineKey("", "one")) is None
+    found = orjson.loads(kept.find(TimelineKey(ANY_OWNER, "one")) or b"")
+    assert found["attributes"]["gen_ai.usage.output_tokens"] == 2
+    assert kept.find(TimelineKey(ANY_OWNER, "two")) is None
+
+
+async def test_a_running_requests_timeline_has_the_routers_spans_so_far() -> None:
+    worker = ScriptedWorker()
+    worker.go_on.clear()
+    async with running_router(worker, keep_timelines=2) as router:
+        body, headers = {"prompt": "The cat sat", "max_tokens": 3}, {"x-request-id": "one"}
+        request = asyncio.create_task(router.http.post("/v1/completions", json=body, headers=headers))
+        async with asyncio.timeout(20):
+            while True:
+                found = (await router.http.get("/timelines/one")).json()
+                attempts = [span for span in found.get("spans", ()) if span["name"] == "attempt"]
+                if attempts and attempts[0]["events"]:
+                    break
+        assert (found["running"], attempts[0]["running"], found["spans"][0]["running"]) == (True, True, True)
+        assert [span["running"] for span in found["spans"] if span["name"] in ("admission", "tokenize")] == [False] * 2
+        assert attempts[0]["events"][0]["name"] == "first_token"
+        worker.go_on.set()
+        assert (await request).status_code == 200
+        async with asyncio.timeout(20):
+            while (found := (await router.http.get("/timelines/one")).json())["running"]:
+                pass
+        assert not any(span["running"] for span in found["spans"])
+
+
+async def test_an_admin_key_finds_the_timelines_of_all_tenants(tmp_path: Path) -> None:
+    keys = TestKeys(tmp_path)
+    plain, other, admin = keys.add("plain"), keys.add("other"), keys.add("operator", admin=True)
+    async with traced_cluster(None, "both", keep_timelines=9, api_keys_file=str(keys.path)) as cluster:
+        await complete(cluster, {"x-request-id": "one", **bearer(plain)})
+        statuses = [
+            (await cluster.router.http.get("/timelines/one", headers=bearer(key))).status_code
+            for key in (plain, other, admin)
+        ]
+    assert statuses == [200, 404, 200]
+
+
 async def test_a_router_without_timelines_names_the_option() -> None:
     async with traced_cluster(None, "both") as cluster:
         await complete(cluster, {"x-request-id": "one"})
@@ -119,4 +193,5 @@ async def test_processes_that_share_a_port_find_each_others_timelines(tmp_path: 
         assert orjson.loads(found)["request_id"] == "one"
         assert await groups[0].find(TimelineKey("an-owner", "two")) is None
         assert await groups[0].find(TimelineKey("", "one")) is None
+        assert await groups[0].find(TimelineKey(ANY_OWNER, "one")) == found
     assert await groups[0].find(one) is None

@@ -17,6 +17,7 @@ from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.unit.simulation.served import SPEC, client_of, sampling, served, until
 
 PROMPT = list(range(400, 600))
+PHASES = ("pull", "read", "exposed", "tail")
 
 
 async def test_a_worker_describes_itself() -> None:
@@ -90,6 +91,12 @@ async def test_a_handover_transfers_the_prompts_blocks(role: str) -> None:
         assert again.served_by.handed_over_tokens == 40
         load = await decode.remote.wait_idle()
         assert (load.handovers, load.handover_bytes) == (2, 60 * SPEC.block_bytes)
+        [timed] = load.completed_handovers
+        assert (timed.transport, timed.num_bytes) == ("simulated", 60 * SPEC.block_bytes)
+        assert {phase.phase: sum(phase.counts) for phase in timed.phases} == dict.fromkeys(PHASES, 2)
+        sums = {phase.phase: phase.sum_s for phase in timed.phases}
+        assert sums["read"] == pytest.approx(60 * SPEC.block_bytes / SPEC.link_bytes_per_s)
+        assert sums["pull"] >= sums["read"] >= sums["exposed"]
 
 
 async def test_a_first_token_may_end_the_request() -> None:

@@ -1,4 +1,4 @@
-"""Linear layers of a model that adapters can change."""
+"""Layers of a model that adapters can change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,16 @@ import torch
 
 from baton.engine.layers.linear_source import LinearSource
 from baton.engine.lora.base import ModelAdapters
+from baton.engine.lora.base_checkpoint import BaseCheckpoint
+from baton.engine.lora.dora import DoraFactors
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedLinears:
-    """Sources of the linear layers in the order of an adapter's matrices, and the adapters."""
+class AdaptedLayers:
+    """Sources of the layers in the order of an adapter's matrices, and the adapters."""
 
     sources: Sequence[LinearSource]
+    base: BaseCheckpoint
+    dora: DoraFactors
     dtype: torch.dtype  # of the adapters' matrices
     adapters: ModelAdapters

@@ -1,0 +1,1 @@
+"""Training of draft heads: the network, its training, and its files."""

@@ -1,0 +1,9 @@
+"""`make test` runs each move of the matrix at least once."""
+
+from tests.integration.matrix.features import CLUSTERS
+from tests.integration.matrix.moves import MOVES
+
+
+def test_each_move_is_among_the_usual_cells() -> None:
+    usual = {move for spec in CLUSTERS for move in spec.usual_moves if spec.is_tested(move)}
+    assert usual == {move.name for move in MOVES}

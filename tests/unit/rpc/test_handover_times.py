@@ -1,0 +1,41 @@
+"""Seconds and bytes of handovers by transport and phase."""
+
+from prometheus_client.core import Metric
+
+from baton.protos.worker_pb2 import HandoverPhase, TransportHandovers
+from baton.rpc.handover_times import BOUNDS_S, HandoverFamilies, HandoverTimes
+
+
+def series(families: HandoverFamilies) -> dict[tuple[str, ...], float]:
+    """Return the values by name and labels, in the order of the labels' names."""
+    found: list[Metric] = list(families.collect())
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in found
+        for sample in family.samples
+    }
+
+
+def test_handovers_are_counted_by_transport_and_phase() -> None:
+    times = HandoverTimes()
+    times.note("tcp", 100, {"read": 0.001, "tail": 0.0})
+    times.note("tcp", 50, {"read": 20.0, "tail": 0.3})
+    times.note("nixl", 7, {"read": 0.2})
+    families = HandoverFamilies(("worker",))
+    families.add(("decode-0",), times.to_proto())
+    found = series(families)
+    assert found["baton:handover_read_bytes_total", "tcp", "decode-0"] == 150
+    assert found["baton:handover_read_bytes_total", "nixl", "decode-0"] == 7
+    name = "baton:handover_seconds"
+    reads = [found[f"{name}_bucket", le, "read", "tcp", "decode-0"] for le in ("0.0005", "0.001", "10.0", "+Inf")]
+    assert reads == [0, 1, 1, 2]
+    assert found[f"{name}_count", "read", "tcp", "decode-0"] == 2
+    assert found[f"{name}_sum", "read", "tcp", "decode-0"] == 20.001
+    assert found[f"{name}_bucket", "0.5", "tail", "tcp", "decode-0"] == 2
+
+
+def test_buckets_of_another_release_are_left_out() -> None:
+    families = HandoverFamilies(("worker",))
+    phases = [HandoverPhase(phase="read", counts=[1] * len(BOUNDS_S), sum_s=1.0)]
+    families.add(("decode-0",), [TransportHandovers(transport="tcp", num_bytes=3, phases=phases)])
+    assert series(families) == {("baton:handover_read_bytes_total", "tcp", "decode-0"): 3}
