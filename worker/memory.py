@@ -80,11 +80,14 @@ def memory_need(workers: Sequence[WorkerConfig], model: ModelConfig) -> MemoryNe
 def with_weights_memory(engine: EngineConfig, model: ModelConfig, free_bytes: int, num_workers: int) -> EngineConfig:
     """Return the config with the memory for weights, if they are offloaded from a CPU and it is not set.
 
-    It is a worker's share of the free memory that its KV cache leaves; unset, if all weights fit.
+    It is a worker's share of the free memory that its KV cache and its draft's weights leave; unset, if all weights
+    fit.
     """
     if engine.offload.kind != "disk" or engine.offload.memory_bytes is not None:
         return engine
     left = int(free_bytes * WEIGHTS_SHARE) // num_workers - (engine.kv_cache_memory_bytes or 0)
+    if (draft := draft_of(engine, model)) is not None:
+        left -= draft.weights_bytes
     if left >= weights_bytes(Path(engine.model), model, engine.quantization):
         return engine
     return replace(engine, weights_memory_bytes=max(left, 1))

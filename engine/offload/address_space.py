@@ -35,6 +35,8 @@ class AddressSpace:
             ) from error
         self._view = memoryview(self._map)
         self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
+        # Where the kernel gives all memory huge pages, one byte of a small unit would otherwise take 2 MiB.
+        _madvise(self._address, num_bytes, mmap.MADV_NOHUGEPAGE)
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
         """Return a tensor at an offset."""

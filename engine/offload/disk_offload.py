@@ -50,8 +50,9 @@ class DiskOffload:
                 file = self._store.find(name)  # another process may have written it
                 if file is None:
                     return self._written(load, partial, name)
-        space = AddressSpace(max(file.layout.num_bytes, PAGE))
-        return self._streamed(load(FileContents(file.layout, space)), file, space)
+        with file.closed_on_failure():
+            space = AddressSpace(max(file.layout.num_bytes, PAGE))
+            return self._streamed(load(FileContents(file.layout, space)), file, space)
 
     def _written(self, load: Load, partial: Path, name: str) -> StreamedModel:
         space = AddressSpace(2 * self._num_bytes + SPARE_BYTES)
@@ -64,7 +65,8 @@ class DiskOffload:
             file = self._store.publish(partial, name)
         finally:
             writer.discard()
-        return self._streamed(model, file, space)
+        with file.closed_on_failure():
+            return self._streamed(model, file, space)
 
     def _streamed(self, model: CausalLM, file: WeightsFile, space: AddressSpace) -> StreamedModel:
         config = self._config

@@ -34,7 +34,8 @@ class ExpertCache:
         self._use = 1.0  # weight of a use
         self._scores: dict[Unit, float] = {}
         self._resident: set[Unit] = set()
-        self._left = num_bytes
+        self._order: list[tuple[float, int, Unit]] = []  # heap of the resident ones with scores of now or earlier
+        self._num_bytes = self._left = num_bytes
 
     def waves(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Yield a layer's experts in memory, some at a time; each stays there until the next ones are asked for.
@@ -69,12 +70,14 @@ class ExpertCache:
         if self._use > LARGEST_USE:
             self._scores = {unit: score / self._use for unit, score in self._scores.items()}
             self._use = 1.0
+            self._order = [self._entry(unit) for unit in self._resident]
+            heapq.heapify(self._order)
 
     def _read(self, layer: int, missing: Sequence[int], kept: Sequence[int]) -> ExpertReads:
         """Start to read as many of the missing experts as fit next to those that are kept."""
         units = self._units[layer]
         keep = {units[expert] for expert in kept}
-        room = self._left + total_bytes(self._resident) - total_bytes(keep)
+        room = self._num_bytes - total_bytes(keep)
         wanted: list[int] = []
         for expert in missing:
             room -= units[expert].num_bytes
@@ -85,15 +88,24 @@ class ExpertCache:
         self._make_room(total_bytes(new), keep)
         self._left -= total_bytes(new)
         self._resident.update(new)
+        for unit in new:
+            heapq.heappush(self._order, self._entry(unit))
         return ExpertReads(tuple(wanted), self._reader.start(new))
 
     def _make_room(self, num_bytes: int, keep: set[Unit]) -> None:
-        if num_bytes <= self._left:
-            return
-        candidates = [(self._scores[unit], unit.offset, unit) for unit in self._resident - keep]
-        heapq.heapify(candidates)
+        kept = []
         while num_bytes > self._left:
-            unit = heapq.heappop(candidates)[2]
-            self._resident.remove(unit)
-            self._left += unit.num_bytes
-            self._reader.drop(unit)
+            score, _, unit = heapq.heappop(self._order)
+            if score != self._scores[unit]:  # used since; scores only grow
+                heapq.heappush(self._order, self._entry(unit))
+            elif unit in keep:
+                kept.append(unit)
+            else:
+                self._resident.remove(unit)
+                self._left += unit.num_bytes
+                self._reader.drop(unit)
+        for unit in kept:
+            heapq.heappush(self._order, self._entry(unit))
+
+    def _entry(self, unit: Unit) -> tuple[float, int, Unit]:
+        return self._scores[unit], unit.offset, unit

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -50,21 +51,27 @@ class StreamedModel:
         units = file.layout.units
         residency = Residency.of(units, other_bytes, num_chosen, config)
         reader = UnitReader(file, space)
-        reader.start(residency.resident).wait()
-        cached = [unit for unit in units if unit.expert is not None] if residency.expert_bytes else []
-        bytes_per_s = _measured(reader, [*(unit for each in residency.streamed.values() for unit in each), *cached])
-        reader.counters = OffloadCounters()
-        if residency.streamed:
-            stream = LayerStream(reader, residency.streamed)
-            model.layers = [
-                replace(layer, residency=stream.residency(index)) if index in residency.streamed else layer
-                for index, layer in enumerate(model.layers)
-            ]
-            stream.begin()
-        if cached:
-            _cache_experts(model.layers, ExpertCache(reader, _by_expert(cached), residency.expert_bytes))
+        with ExitStack() as on_failure:
+            on_failure.callback(reader.close)
+            reader.start(residency.resident).wait()
+            cached = [unit for unit in units if unit.expert is not None] if residency.expert_bytes else []
+            bytes_per_s = _measured(reader, [*(unit for each in residency.streamed.values() for unit in each), *cached])
+            reader.counters = OffloadCounters()
+            if residency.streamed:
+                _stream_layers(model, LayerStream(reader, residency.streamed), residency)
+            if cached:
+                _cache_experts(model.layers, reader, _by_expert(cached), residency.expert_bytes)
+            on_failure.pop_all()
         _describe(file, residency, cached, num_chosen, bytes_per_s)
         return cls(model, reader)
+
+
+def _stream_layers(model: CausalLM, stream: LayerStream, residency: Residency) -> None:
+    model.layers = [
+        replace(layer, residency=stream.residency(index)) if index in residency.streamed else layer
+        for index, layer in enumerate(model.layers)
+    ]
+    stream.begin()
 
 
 def _measured(reader: UnitReader, units: list[Unit]) -> float:
@@ -83,15 +90,22 @@ def _by_expert(units: list[Unit]) -> dict[int, dict[int, Unit]]:
     layers: dict[int, dict[int, Unit]] = {}
     for unit in units:
         assert unit.expert is not None
-        layers.setdefault(unit.layer, {})[unit.expert] = unit
+        experts = layers.setdefault(unit.layer, {})
+        assert unit.expert not in experts, "an expert's weights follow each other"
+        experts[unit.expert] = unit
     return layers
 
 
-def _cache_experts(layers: Sequence[DecoderLayer], cache: ExpertCache) -> None:
+def _cache_experts(
+    layers: Sequence[DecoderLayer], reader: UnitReader, units: Mapping[int, Mapping[int, Unit]], num_bytes: int
+) -> None:
+    cache, found = ExpertCache(reader, units, num_bytes), set()
     for index, layer in enumerate(layers):
         mixture = layer.feed_forward.experts if isinstance(layer.feed_forward, ParallelExperts) else layer.feed_forward
         if isinstance(mixture, MoE):
             mixture.experts.wrap_products(partial(CachedExperts, cache=cache, layer=index))
+            found.add(index)
+    assert found == units.keys(), "experts of the other layers would never be read"
 
 
 def _describe(file: WeightsFile, residency: Residency, experts: Sequence[Unit], num_chosen: int, rate: float) -> None:

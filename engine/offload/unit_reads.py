@@ -55,8 +55,9 @@ class UnitReader:
         self._space.drop(unit.offset, unit.num_bytes)
 
     def close(self) -> None:
-        """Wait for reads in flight, and end the threads."""
+        """Wait for reads in flight, end the threads, and close the file."""
         self._threads.shutdown(cancel_futures=True)
+        self.file.close()
 
     def _submit(self, offset: int, num_bytes: int) -> Future[None]:
         return self._threads.submit(self.file.read_into, self._space.memory(offset, num_bytes), offset)

@@ -4,6 +4,8 @@ import errno
 import logging
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"baton-weights-1\n"
 OFFSET_BYTES = 16
+CLOSED = -1  # descriptor of a closed file, with which every read fails
 TRAILER_BYTES = len(MAGIC) + 2 * OFFSET_BYTES + xxh3_128().digest_size
 
 
@@ -87,9 +90,20 @@ class WeightsFile:
         if (now.num_bytes, now.modified_ns) != (self.state.num_bytes, self.state.modified_ns):
             raise EngineError(f"{self.path} was written to while it was in use: restart to lay it out again")
 
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close the file if the block raises an exception."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+        """Close the file; no effect if it is closed."""
+        descriptor, self._descriptor = self._descriptor, CLOSED
+        if descriptor != CLOSED:
+            os.close(descriptor)
 
     def _read_layout(self) -> tuple[Layout, str]:
         with self.path.open("rb") as file:

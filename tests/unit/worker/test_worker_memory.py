@@ -168,3 +168,14 @@ def test_offloaded_weights_get_what_the_kv_cache_leaves() -> None:
     assert shared.weights_memory_bytes == 4 * MIB
     plain = with_weights_memory(worker(32 * MIB).engine, MODEL, 80 * MIB, num_workers=2)
     assert plain.weights_memory_bytes is None
+
+
+def test_offloaded_weights_leave_memory_for_those_of_a_draft() -> None:
+    config = offloaded(128 * MIB)
+    drafting = replace(config.engine, speculative_config=parse_json(f'{{"model": "{BUNDLED}"}}'))
+    draft = DraftCheckpoint.of(drafting, MODEL)
+    assert draft is not None
+    memory = HostMemory(165 * MIB, is_limited=False)
+    plain, sized = (with_kv_memory(replace(config, engine=each), memory) for each in (config.engine, drafting))
+    assert plain.engine.weights_memory_bytes is None
+    assert sized.engine.weights_memory_bytes == int(165 * MIB * 0.9) - 128 * MIB - draft.weights_bytes

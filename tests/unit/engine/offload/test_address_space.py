@@ -1,5 +1,9 @@
 """Addresses of which only some have memory."""
 
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -33,3 +37,24 @@ def test_tensors_see_what_is_read_to_their_addresses() -> None:
 def test_too_many_addresses_are_refused() -> None:
     with pytest.raises(EngineError, match="GB of addresses cannot be reserved"):
         AddressSpace(1 << 60)
+
+
+def test_no_huge_page_reaches_into_other_units() -> None:
+    """Otherwise, with huge pages for all memory, small units would take several times their size."""
+    space = AddressSpace(1 << 25)
+    space.prefer_huge_pages(5 * PAGE, 3 * HUGE_PAGE)
+    huge = sum(end - start for start, end, flags in mappings_within(space, 1 << 25) if "hg" in flags)
+    small = sum(end - start for start, end, flags in mappings_within(space, 1 << 25) if "nh" in flags)
+    assert huge in (2 * HUGE_PAGE, 3 * HUGE_PAGE)
+    assert huge + small == 1 << 25
+
+
+def mappings_within(space: AddressSpace, num_bytes: int) -> Iterator[tuple[int, int, list[str]]]:
+    """Yield the mappings of a space, with their flags."""
+    first = space.tensor(torch.uint8, (1,), 0).data_ptr()
+    start = end = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            start, end = (int(each, 16) for each in found.groups())
+        elif line.startswith("VmFlags:") and start < first + num_bytes and end > first:
+            yield max(start, first), min(end, first + num_bytes), line.split()[1:]

@@ -2,15 +2,19 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.offload.address_space import PAGE
 from baton.engine.offload.cached_experts import CachedExperts
+from baton.engine.offload.counters import OffloadCounters
 from baton.engine.offload.expert_cache import HALF_LIFE, ExpertCache
+from baton.engine.offload.layout import Unit
+from baton.engine.offload.unit_reads import UnitReads
 from tests.unit.engine.offload.file_rig import FileRig, written
 
 NUM_EXPERTS = 8
@@ -99,6 +103,52 @@ def test_random_uses_keep_to_the_limit(rig: FileRig) -> None:
     for _ in range(60):
         use(rig, cache, draw.randrange(2), *draw.sample(range(NUM_EXPERTS), draw.randrange(1, 9)))
         assert len(rig.resident) <= 5
+
+
+class NoReads:
+    """A reader of nothing; it remembers what was dropped."""
+
+    def __init__(self) -> None:
+        self.counters = OffloadCounters()
+        self.dropped: list[Unit] = []
+
+    def start(self, units: Iterable[Unit]) -> UnitReads:
+        return UnitReads((), self.counters)
+
+    def drop(self, unit: Unit) -> None:
+        self.dropped.append(unit)
+
+
+def test_room_is_made_without_a_look_at_all_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = {0: {expert: Unit(0, expert, expert * PAGE, PAGE, "") for expert in range(3000)}}
+    reader = NoReads()
+    cache = ExpertCache(reader, units, 2990 * PAGE)  # type: ignore[arg-type]
+    for _ in cache.waves(0, range(2990)):
+        pass
+    looks: Counter[str] = Counter()
+    whole = Unit.__hash__
+    monkeypatch.setattr(Unit, "__hash__", lambda unit: looks.update(["hash"]) or whole(unit))
+    for expert in range(2990, 3000):
+        assert list(cache.waves(0, [expert])) == [(expert,)]
+    assert [unit.expert for unit in reader.dropped] == list(range(10))
+    assert looks["hash"] < 300
+
+
+def test_random_uses_drop_the_experts_of_the_lowest_scores() -> None:
+    units = {layer: {e: Unit(layer, e, (20 * layer + e) * PAGE, PAGE, "") for e in range(20)} for layer in range(3)}
+    draw, reader = random.Random(4), NoReads()
+    cache = ExpertCache(reader, units, 30 * PAGE)  # type: ignore[arg-type]
+    cache._use = 2.0**500  # scores are made smaller on the way
+    for step in range(3000):
+        layer, before, num_dropped = step % 3, set(cache._resident), len(reader.dropped)
+        needed = draw.sample(range(20), draw.randrange(1, 9))
+        assert [expert for wave in cache.waves(layer, needed) for expert in wave if expert not in needed] == []
+        evictable = before - {units[layer][expert] for expert in needed}
+        dropped = set(reader.dropped[num_dropped:])
+        lowest = sorted(evictable, key=lambda unit: (cache._scores[unit], unit.offset))
+        assert dropped == set(lowest[: len(dropped)])
+        assert len(cache._resident) <= 30
+    assert len(reader.dropped) > 1000
 
 
 class RowProducts:

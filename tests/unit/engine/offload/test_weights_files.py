@@ -1,6 +1,7 @@
 """Files of weights: damaged, incomplete, shared, or of another checkpoint. Never wrong tokens."""
 
 import logging
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -215,3 +216,22 @@ def test_memory_for_all_weights_keeps_them(model: Path, directory: Path, expecte
         assert outputs(engine, requests(1)) == expected
         assert engine.stats().offload.num_read_bytes == 0
         assert isinstance(engine.weights_source, UnitReader)
+
+
+def test_an_engine_that_closes_or_cannot_start_leaves_no_file_open(model: Path, directory: Path) -> None:
+    path = only_file(directory)
+    with running(offloaded(model, directory)) as engine:
+        assert num_open(path) == 1
+        source = engine.weights_source
+    source.close()  # again
+    assert num_open(path) == 0
+    with pytest.raises(EngineError, match="must be at least"):
+        Engine(offloaded(model, directory, weights_memory_bytes=1))
+    path.unlink()
+    with pytest.raises(EngineError, match="must be at least"):  # after it is written
+        Engine(offloaded(model, directory, weights_memory_bytes=1))
+    assert num_open(path) == 0
+
+
+def num_open(path: Path) -> int:
+    return sum(str(path) == os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
