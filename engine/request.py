@@ -6,6 +6,7 @@ from typing import NewType
 
 from baton.engine.kv.block_hash import BlockHash, extend_hashes, root_hash
 from baton.engine.kv.origin import NO_ORIGINS, KVOrigin
+from baton.engine.lora.activation import first_adapted, root_adapter, with_adapter_mark
 from baton.engine.pooling.config import PoolingParams
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.vision.image import Image, hash_marks
@@ -46,6 +47,7 @@ class Request:
     images: tuple[Image, ...] = ()  # in the prompt, in the order of their tokens; kept for recomputation
     adapter: str | None = None  # name of its LoRA adapter
     adapter_digest: str = ""  # of its contents; set when the engine takes the request, which may expect one
+    adapter_start: int | None = None  # first token that the adapter changes; see `first_adapted`. None: not known yet
     adapter_number: int = 0  # of the registered adapter that it uses; 0: none
     adapter_matrices: int = 0  # number of that adapter's matrices, while it is in the batch
     tenant: str = ""  # its requests share bounds on the engine's threads
@@ -105,7 +107,9 @@ class Request:
 
     def hash_blocks(self, block_size: int) -> list[BlockHash]:
         """Return the hashes of the full blocks of all tokens known so far."""
-        root, marks = root_hash(self.cache_salt, self.adapter_id), hash_marks(self.images, block_size)
+        start = self.first_adapted
+        root = root_hash(self.cache_salt, root_adapter(self.adapter_id, start))
+        marks = with_adapter_mark(hash_marks(self.images, block_size), self.adapter_digest, start, block_size)
         extend_hashes(self.block_hashes, self.token_ids, block_size, root, marks)
         return self.block_hashes
 
@@ -113,6 +117,13 @@ class Request:
     def adapter_id(self) -> str:
         """Digest of its adapter for block hashes; until the digest is known, one that no block has; empty: none."""
         return "" if self.adapter is None else self.adapter_digest or f"{self.adapter} of unknown contents"
+
+    @property
+    def first_adapted(self) -> int:
+        """First token that its adapter changes, which depends on the prompt if the adapter is an activated one."""
+        if self.adapter_start is None:
+            self.adapter_start = first_adapted(self.adapter_digest, self.token_ids[: self.num_prompt_tokens])
+        return self.adapter_start
 
     @property
     def num_output_tokens(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from baton.engine.kv.block_hash import HASH_BYTES, BlockHash, pack_hashes, root_hash
+from baton.engine.lora.activation import first_adapted, root_adapter, with_adapter_mark
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.vision.image import Image, hash_marks
 from baton.protos import common_pb2
@@ -31,12 +32,15 @@ class PromptHashes:
     ) -> None:
         self._token_ids = token_ids
         self._images = images
-        self._root = root_hash(cache_salt, "" if adapter is None else adapter.digest)
+        self._digest = "" if adapter is None else adapter.digest
+        self._first_adapted = first_adapted(self._digest, token_ids)
+        self._root = root_hash(cache_salt, root_adapter(self._digest, self._first_adapted))
         self._hashes: dict[int, bytes] = {}
 
     def extended(self, token_ids: Sequence[int], block_size: int) -> bytes:
         """Return the concatenated hashes of the full blocks of `token_ids`, the prompt and its output so far."""
-        hashes, marks = self._hashes.get(block_size), hash_marks(self._images, block_size)
+        hashes, images = self._hashes.get(block_size), hash_marks(self._images, block_size)
+        marks = with_adapter_mark(images, self._digest, self._first_adapted, block_size)
         if hashes is None:
             hashes = self._hashes[block_size] = pack_hashes(self._root, self._token_ids, block_size, 0, marks)
         num_known = len(hashes) // HASH_BYTES

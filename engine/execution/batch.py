@@ -19,6 +19,14 @@ class GroupBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRun:
+    """Adjacent new tokens of one sequence with the same LoRA matrices."""
+
+    number: int  # of the matrices; 0: none
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateBlocks:
     """Blocks of the recurrent state of a batch's sequences before and after a step."""
 
@@ -77,7 +85,7 @@ class Batch:
     rotary_positions: Tensor | None = None
     images: ImageTokens | None = None  # on the model's device; not sent to other ranks, like the field above
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
-    adapters: tuple[int, ...] = ()  # number of each sequence's LoRA matrices, 0 for none; empty: no sequence has one
+    adapters: tuple[AdapterRun, ...] = ()  # of all tokens, in order; empty: no token has one
     states: StateBlocks | None = None  # of recurrent layers; None: the model has none
     keeps_states: bool = True  # hidden states of its tokens, if a draft head reads them; not sent to other ranks
 
@@ -166,7 +174,7 @@ def pack(batch: Batch) -> Tensor:
         *(len(others), len(batch.adapters)),
         *((states.sources.shape[1], len(states.new_rows), len(states.cleared)) if states is not None else (0, 0, 0)),
     ]
-    adapters = torch.tensor(batch.adapters, dtype=torch.int64)
+    adapters = torch.tensor([(run.number, run.num_tokens) for run in batch.adapters], dtype=torch.int64).flatten()
     more = [tensor.flatten() for other in others for tensor in (other.slot_mapping, other.block_tables)]
     if states is not None:
         more.append(states.joined())
@@ -176,10 +184,10 @@ def pack(batch: Batch) -> Tensor:
 def unpack(numbers: Tensor) -> Batch:
     """Return the batch that `pack` packed."""
     num_tokens, num_seqs, max_blocks, num_logits, num_decodes, num_others, *more = numbers[:NUM_SIZES].tolist()
-    num_adapted, num_state_blocks, num_new, num_cleared = more
+    num_runs, num_state_blocks, num_new, num_cleared = more
     sizes = [num_tokens] * 3 + [num_seqs + 1, num_seqs, num_logits, num_seqs * max_blocks]
     sizes += [num_tokens, num_seqs * max_blocks] * num_others
-    sizes += [2 * num_seqs * num_state_blocks + num_new + num_cleared, num_adapted]
+    sizes += [2 * num_seqs * num_state_blocks + num_new + num_cleared, 2 * num_runs]
     *tensors, states, adapters = numbers[NUM_SIZES:].split_with_sizes(sizes)
     return Batch(
         token_ids=tensors[0],
@@ -196,6 +204,6 @@ def unpack(numbers: Tensor) -> Batch:
             GroupBlocks(slots, tables.view(num_seqs, max_blocks))
             for slots, tables in zip(tensors[7::2], tensors[8::2], strict=True)
         ),
-        adapters=tuple(adapters.tolist()),
+        adapters=tuple(AdapterRun(*run) for run in adapters.view(-1, 2).tolist()),
         states=StateBlocks.split(states, num_seqs, num_state_blocks, num_new) if num_state_blocks else None,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baton.engine.execution.batch import Batch, GroupBlocks, StateBlocks
+from baton.engine.execution.batch import AdapterRun, Batch, GroupBlocks, StateBlocks
 from baton.engine.kv.groups import KVGroups
 from baton.engine.request import NULL_BLOCK
 from baton.engine.scheduling.schedule import ScheduledRequest
@@ -82,7 +82,17 @@ class BatchBuilder:
         return tables
 
 
-def _adapters(scheduled: Sequence[ScheduledRequest]) -> tuple[int, ...]:
-    """Return the number of the matrices of each request's adapter; nothing if none has one."""
-    numbers = tuple(item.request.adapter_matrices for item in scheduled)
-    return numbers if any(numbers) else ()
+def _adapters(scheduled: Sequence[ScheduledRequest]) -> tuple[AdapterRun, ...]:
+    """Return the runs of tokens by the matrices of their adapters; nothing if no token has one.
+
+    Tokens in front of the invocation of an activated adapter have none.
+    """
+    runs: list[AdapterRun] = []
+    for item in scheduled:
+        number, num_tokens = item.request.adapter_matrices, item.num_new_tokens
+        num_plain = min(max(item.request.first_adapted - item.start, 0), num_tokens) if number else num_tokens
+        if num_plain:
+            runs.append(AdapterRun(0, num_plain))
+        if num_plain < num_tokens:
+            runs.append(AdapterRun(number, num_tokens - num_plain))
+    return tuple(runs) if any(run.number for run in runs) else ()

@@ -13,6 +13,7 @@ from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.checkpoint.tensor_index import read_header
 from baton.engine.errors import InvalidAdapter, InvalidCheckpoint
 from baton.engine.layers.linear_source import LinearSource
+from baton.engine.lora.activation import activated_digest
 from baton.engine.lora.adapter_tensors import DTYPES, ModuleTensors, by_module
 from baton.engine.lora.base_checkpoint import BaseCheckpoint
 from baton.engine.lora.fit import EMBEDDING, check_fits
@@ -53,6 +54,7 @@ class AdapterFiles:
     source: str
     base_model: str
     modules: Mapping[str, ModuleMatrices]  # by the names of the model's modules: model.layers.0.mlp.down_proj
+    invocation: Sequence[int] = ()  # tokens from which on it changes a prompt; empty: it changes all tokens
 
     @property
     def rank(self) -> int:
@@ -72,7 +74,7 @@ class AdapterFiles:
             for matrix in module.tensors:
                 digest.update(f" {matrix.dtype} {tuple(matrix.shape)} ".encode())
                 digest.update(matrix.contiguous().view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return activated_digest(digest.hexdigest(), self.invocation)
 
 
 def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource], base: BaseCheckpoint) -> AdapterFiles:
@@ -92,6 +94,7 @@ def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]
         modules = by_module(str(path), stored, use_dora=config.use_dora)
         shapes = {name: each.shape for name, each in modules.items()}
         check_fits(str(directory), config.base_model, shapes, sources)
+        _check_activation(path, modules, config)
         for name, module in modules.items():
             _check_ranks(path, name, module, config, max_rank)
         with path.open("rb") as file:
@@ -102,7 +105,15 @@ def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]
         raise InvalidAdapter(f"{TENSORS} is damaged: {error}") from error
     except OSError as error:
         raise InvalidAdapter(f"{path} cannot be read: {error.strerror}") from error
-    return AdapterFiles(str(directory), config.base_model, read)
+    return AdapterFiles(str(directory), config.base_model, read, config.invocation)
+
+
+def _check_activation(path: Path, modules: Mapping[str, ModuleTensors], config: PeftConfig) -> None:
+    name = next((name for name in modules if name.endswith(EMBEDDING)), None)
+    if config.invocation and name is not None:
+        raise InvalidAdapter(
+            f"{path}: {name} cannot be changed by an activated adapter, as in PEFT; target linear layers"
+        )
 
 
 def _check_ranks(path: Path, name: str, module: ModuleTensors, config: PeftConfig, max_rank: int) -> None:

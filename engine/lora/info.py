@@ -8,7 +8,7 @@ class AdapterInfo:
     """A loaded adapter, as requests, operators and other workers know it."""
 
     name: str  # as requests name it
-    digest: str  # hex; of its matrices and scales: workers with equal digests compute the same KV
+    digest: str  # of its matrices, scales and invocation: workers with equal digests compute the same KV
     rank: int  # the largest of its matrices
     num_bytes: int  # of its matrices
     base_model: str  # named in its files; empty: none

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from baton.engine.checkpoint.json_object import MAX_NUMBER, JsonObject, shown
 from baton.engine.errors import InvalidAdapter, InvalidCheckpoint
+from baton.engine.lora.activation import MAX_INVOCATION_TOKENS, MAX_TOKEN_ID
 
 CONFIG = "adapter_config.json"
 
@@ -19,7 +20,6 @@ REFUSED: Mapping[str, str] = {
     "fan_in_fan_out": "transposed weights are not supported",
     "layer_replication": "layers cannot be replicated",
     "target_parameters": "only linear layers can be changed",
-    "alora_invocation_tokens": "activated LoRA is not supported",
     "use_qalora": "QALoRA is not supported",
     "use_bdlora": "block-diagonal LoRA is not supported",
     "arrow_config": "routers of adapters are not supported",
@@ -31,7 +31,7 @@ REFUSED: Mapping[str, str] = {
 KNOWN = frozenset(
     (
         *("alpha_pattern", "base_model_name_or_path", "bias", "init_lora_weights", "lora_alpha", "peft_type"),
-        "use_dora",
+        *("alora_invocation_tokens", "use_dora"),
         *("r", "rank_pattern", "use_rslora"),
         *("auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode"),
         *("layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config"),
@@ -60,6 +60,7 @@ class PeftConfig:
     alpha_pattern: Sequence["Entry"]
     use_rslora: bool
     use_dora: bool
+    invocation: Sequence[int]  # of an activated adapter; empty: it changes all tokens
 
     @classmethod
     def read(cls, directory: Path) -> "PeftConfig":
@@ -80,6 +81,7 @@ class PeftConfig:
             _pattern(config, "alpha_pattern"),
             config.boolean("use_rslora", False),
             config.boolean("use_dora", False),
+            _invocation(config),
         )
         unknown = [key for key, value in config.values.items() if value and key not in KNOWN]
         if unknown:
@@ -111,6 +113,20 @@ def _check_supported(config: JsonObject) -> None:
             f"{config.source}: init_lora_weights is {shown(init)}, which changes the base weights; convert the adapter "
             "to plain LoRA (PEFT's path_initial_model_for_weight_conversion)"
         )
+
+
+def _invocation(config: JsonObject) -> Sequence[int]:
+    tokens = config.integers("alora_invocation_tokens")
+    if len(tokens) > MAX_INVOCATION_TOKENS or not all(0 <= token_id <= MAX_TOKEN_ID for token_id in tokens):
+        raise InvalidAdapter(
+            f"{config.source}: alora_invocation_tokens must be at most {MAX_INVOCATION_TOKENS} token ids from 0 to "
+            f"{MAX_TOKEN_ID}"
+        )
+    if tokens and config.raw("use_dora"):
+        raise InvalidAdapter(
+            f"{config.source}: alora_invocation_tokens and use_dora are both set, which neither PEFT nor Baton supports"
+        )
+    return tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,7 @@ class AdapterRegistry:
             )
         if not request.adapter_digest:
             request.adapter_digest = adapter.info.digest
+            request.adapter_start = None
             request.block_hashes.clear()  # those without a digest match no block
         request.adapter_number = adapter.number
 

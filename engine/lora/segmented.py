@@ -120,9 +120,7 @@ class SegmentedAdapters:
         if not batch.adapters:
             self.segments = self.last_segments = []
             return
-        rows = [
-            number for number, length in zip(batch.adapters, batch.query_lens_list, strict=True) for _ in range(length)
-        ]
+        rows = [run.number for run in batch.adapters for _ in range(run.num_tokens)]
         self.segments = self._segments(rows)
         self.last_segments = self._segments([rows[row] for row in batch.logits_indices.tolist()])
 

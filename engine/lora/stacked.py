@@ -52,7 +52,7 @@ class StackedAdapters:
     def plan(self, batch: Batch) -> None:
         """Copy adapters that are in no slot into those used least recently, and note each row's slot."""
         self.rows = self.last_rows = None
-        wanted = set(batch.adapters) - {0}
+        wanted = {run.number for run in batch.adapters} - {0}
         if not wanted:
             return
         self._num_steps += 1
@@ -60,8 +60,8 @@ class StackedAdapters:
             self._used_at[self._slots.index(number)] = self._num_steps
         for number in wanted - set(self._slots):
             self._load(number)
-        slots = torch.tensor([self._slots.index(number) if number else len(self._slots) for number in batch.adapters])
-        of_rows = slots.repeat_interleave(torch.tensor(batch.query_lens_list))
+        slots = [self._slots.index(run.number) if run.number else len(self._slots) for run in batch.adapters]
+        of_rows = torch.tensor(slots).repeat_interleave(torch.tensor([run.num_tokens for run in batch.adapters]))
         rows = to_device_async(of_rows, self._addends[0].slots.a.device)
         rescales = not wanted.isdisjoint(self._rescaling)
         self.rows = RowSlots.of(rows, len(self._slots), rescales=rescales)

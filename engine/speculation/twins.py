@@ -128,6 +128,7 @@ class Twins:
             request.cache_salt,
             adapter=request.adapter,
             adapter_digest=request.adapter_digest,
+            adapter_start=max(request.first_adapted - first, 0),
             block_hashes=list(request.block_hashes) if self._first_of is None and not request.images else [],
         )
         num_expected = self._blocks.num_cached_tokens(own)

@@ -17,7 +17,7 @@ NAME_RULE = (
     f"1 to {MAX_NAME_CHARS} letters, digits, dots, hyphens, underscores and slashes, with no slash at either end and "
     "no part between slashes that is empty, . or .."
 )
-DIGEST = re.compile(r"[\x21-\x7e]{1,256}")
+DIGEST = re.compile(r"[\x21-\x7e]{1,1024}")
 
 
 def is_adapter_name(name: str) -> bool:

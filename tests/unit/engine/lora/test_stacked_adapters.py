@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.execution.batch import Batch
+from baton.engine.execution.batch import AdapterRun, Batch
 from baton.engine.execution.cuda_graphs import NO_DECODES
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
@@ -37,9 +37,8 @@ LAST_ROWS = [0, 4, 8]
 
 
 def batch(adapters: Sequence[int], lengths: Sequence[int]) -> Batch:
-    return replace(
-        NO_DECODES, adapters=tuple(adapters), query_lens_list=list(lengths), logits_indices=torch.tensor(LAST_ROWS)
-    )
+    runs = tuple(map(AdapterRun, adapters, lengths))
+    return replace(NO_DECODES, adapters=runs, query_lens_list=list(lengths), logits_indices=torch.tensor(LAST_ROWS))
 
 
 @pytest.fixture
