@@ -19,7 +19,7 @@ REFUSED: Mapping[str, str] = {
     "lora_bias": "biases cannot be changed",
     "fan_in_fan_out": "transposed weights are not supported",
     "layer_replication": "layers cannot be replicated",
-    "target_parameters": "only linear layers can be changed",
+    "target_parameters": "experts have no adapters; target linear layers, such as the attention's projections",
     "use_qalora": "QALoRA is not supported",
     "use_bdlora": "block-diagonal LoRA is not supported",
     "arrow_config": "routers of adapters are not supported",

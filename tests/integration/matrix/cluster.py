@@ -53,7 +53,9 @@ class Cluster:
         self._num_salts = 0
         self._router_options: dict[str, object] = {"model": str(self.model), **spec.router}
         if spec.router.get("enable_lora"):
-            path = make_adapter(self.model, directory / ADAPTER, ("q_proj", "k_proj", "v_proj", "o_proj"), seed=1)
+            options = {"alora_invocation_tokens": spec.invocation} if spec.invocation else {}
+            targets = ("q_proj", "k_proj", "v_proj", "o_proj")
+            path = make_adapter(self.model, directory / ADAPTER, targets, seed=1, **options)
             self._router_options["lora_modules"] = (f"{ADAPTER}={path}",)
         self._draft = ""
         if any(DRAFT_MODEL in flag for flag in spec.decode_flags):

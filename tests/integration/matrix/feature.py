@@ -45,6 +45,7 @@ class ClusterSpec:
     flags: tuple[str, ...] = ()  # of all workers
     decode_flags: tuple[str, ...] = ()  # of decode workers: they change how tokens are computed, but not which
     router: Mapping[str, Any] = field(default_factory=dict)  # options of routers
+    invocation: tuple[int, ...] = ()  # tokens that invoke the LoRA adapter; empty: it is not an activated one
     small_pool_blocks: int = 40  # room for two requests, but not for four
     longest: int = 512  # tokens of prompt and output
     untested: Mapping[str, Untested] = field(default_factory=dict)  # by the name of the move

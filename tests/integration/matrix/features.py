@@ -16,6 +16,7 @@ def refused(reason: str, evidence: str) -> Untested:
     return Untested(Status.REFUSED, reason, evidence)
 
 
+NOT_ADAPTERS = {"EP 2": refused("not with adapters", "enable_lora is not supported with expert_parallel")}
 NO_EXPERTS = {"EP 2": refused("the model has no experts", "expert_parallel: .* without experts to spread")}
 HYBRID_STORE = {"restart": refused("KV stores do not support recurrent state nor windows yet", "do not support models")}
 RECURRENT: Mapping[str, Untested] = {
@@ -73,7 +74,16 @@ REQUESTS = (
         (Feature("LoRA adapter", {"model": ADAPTER, "prompt": text_prompt(11), **SEEDED, **WHOLE}),),
         (*SHARDED, "--enable-lora"),
         router={"enable_lora": True},
-        untested={"EP 2": refused("not with adapters", "enable_lora is not supported with expert_parallel")},
+        untested=NOT_ADAPTERS,
+    ),
+    ClusterSpec(
+        "activated LoRA adapter",
+        "bundled",
+        (Feature("activated LoRA adapter", {"model": ADAPTER, "prompt": text_prompt(22), **SEEDED, **WHOLE}),),
+        (*SHARDED, "--enable-lora"),
+        router={"enable_lora": True},
+        invocation=tuple(text_prompt(22)[50:53]),
+        untested=NOT_ADAPTERS,
     ),
 )
 DRAFTS = (

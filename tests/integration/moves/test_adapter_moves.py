@@ -30,16 +30,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     directory = tmp_path_factory.mktemp("adapters")
     everything = make_adapter(model, directory / "1", [*ALL_TARGETS, "embed_tokens", "lm_head"], seed=1)
-    return [everything, make_adapter(model, directory / "2", seed=2, use_dora=True)]
+    activated = make_adapter(model, directory / "3", seed=3, alora_invocation_tokens=PROMPT[60:62])
+    return [everything, make_adapter(model, directory / "2", seed=2, use_dora=True), activated]
 
 
 @pytest.fixture(scope="module")
 def expected(model: Path, adapters: list[Path]) -> dict[str | None, list[int]]:
-    """The tokens of the base model and of both adapters."""
+    """The tokens of the base model and of all adapters."""
     engine = lora_engine(model)
     for place, path in enumerate(adapters):
         engine.adapters.load(f"{place}", path)
-    names = (None, "0", "1")
+    names = (None, "0", "1", "2")
     return {name: run(engine, request(str(name), PROMPT, name, SAMPLING))[str(name)] for name in names}
 
 
@@ -68,7 +69,7 @@ async def test_handovers_and_pulled_kv(
         decode_client(second) as other,
     ):
         known: dict[str | None, worker_pb2.Adapter | None] = {None: None}
-        for name, path in zip(("0", "1"), adapters, strict=True):
+        for name, path in zip(("0", "1", "2"), adapters, strict=True):
             known[name], *others = [await load(each, name, path) for each in (prefill, first, second)]
             assert others == [known[name]] * 2
         begun = {
@@ -94,7 +95,7 @@ async def test_handovers_and_pulled_kv(
             assert continued.served_by.prefix_pulled_tokens > len(PROMPT)
             outputs[name] = generation.token_ids + continued.token_ids
         if "int8" in str(flags):  # rounded KV changes some tokens
-            assert len({tuple(each) for each in outputs.values()}) == 3
+            assert len({tuple(each) for each in outputs.values()}) == 4
         else:
             assert outputs == expected
         for each in (prefill, first, second):
