@@ -237,9 +237,12 @@ class Adapter(_message.Message):
     name: _builtins.str
     """as requests name it"""
     digest: _builtins.str
-    """of its contents, in hexadecimal digits; equal on all workers with the same contents"""
+    """of its contents, in hexadecimal digits; equal on all workers with the same contents. Of an"""
     rank: _builtins.int
-    """the largest of its matrices"""
+    """activated adapter followed by a colon and the ids of its invocation tokens, in hexadecimal
+    digits with commas between them
+    the largest of its matrices
+    """
     num_bytes: _builtins.int
     """of its weights"""
     is_resident: _builtins.bool
