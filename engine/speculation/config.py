@@ -6,10 +6,14 @@ from dataclasses import dataclass, fields
 from baton.settings.values import JsonText, OptionError, parsed_json, shown
 
 OPTION = "speculative_config"
-NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP = "ngram", "draft_model", "eagle", "eagle3", "mtp"
-METHODS = (NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP)
+NGRAM, SUFFIX, DRAFT_MODEL, EAGLE, EAGLE3, MTP = "ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"
+METHODS = (NGRAM, SUFFIX, DRAFT_MODEL, EAGLE, EAGLE3, MTP)
+LOOKUPS = (NGRAM, SUFFIX)  # methods without a model
 MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP = 64
+MAX_TREE_DEPTH = 256
+MAX_CACHED_REQUESTS = 1_000_000
+MAX_SPEC_FACTOR = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,10 @@ class SpeculationConfig:
     prompt_lookup_min: int = 2  # shortest suffix that is looked up in the earlier tokens
     prompt_lookup_max: int = 5  # longest one
     model: str | None = None  # directory of the draft model, or of the head with `eagle` and `eagle3`
+    suffix_decoding_max_tree_depth: int = 24  # most tokens of a matched suffix and its draft together
+    suffix_decoding_max_cached_requests: int = 10_000  # whose outputs are searched; 0: none but the request's own
+    suffix_decoding_max_spec_factor: float = 1.0  # drafted tokens for each matched one
+    suffix_decoding_min_token_prob: float = 0.1  # least probability of a draft, estimated by frequencies
 
     @classmethod
     def parse(cls, text: JsonText | None) -> "SpeculationConfig | None":
@@ -38,13 +46,30 @@ class SpeculationConfig:
         if foreign := next((key for key in OF_OTHERS[str(method)] if key in found), None):
             raise OptionError(f"{OPTION}: {foreign} has no effect on the method {method}; remove it")
         shortest, longest = _lookup(found)
-        count = _number(found, "num_speculative_tokens", DEFAULTS.num_speculative_tokens, MAX_DRAFT_TOKENS)
-        return cls(str(method), count, shortest, longest, _model(found, str(method)))
+        depth = _number(found, DEPTH, DEFAULTS.suffix_decoding_max_tree_depth, MAX_TREE_DEPTH)
+        usual = min(depth, MAX_DRAFT_TOKENS) if method == SUFFIX else DEFAULTS.num_speculative_tokens
+        count = _number(found, "num_speculative_tokens", usual, MAX_DRAFT_TOKENS)
+        cached = _number(found, CACHED, DEFAULTS.suffix_decoding_max_cached_requests, MAX_CACHED_REQUESTS, least=0)
+        factor = _real(found, FACTOR, DEFAULTS.suffix_decoding_max_spec_factor, MAX_SPEC_FACTOR)
+        probability = _real(found, PROBABILITY, DEFAULTS.suffix_decoding_min_token_prob, 1.0)
+        model = _model(found, str(method))
+        return cls(str(method), count, shortest, longest, model, depth, cached, factor, probability)
 
 
 DEFAULTS = SpeculationConfig(NGRAM)
 LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
-OF_OTHERS = {NGRAM: ("model",), DRAFT_MODEL: LOOKUP, EAGLE: LOOKUP, EAGLE3: LOOKUP, MTP: ("model", *LOOKUP)}
+DEPTH, CACHED = "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"
+FACTOR, PROBABILITY = "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"
+OF_SUFFIX = (DEPTH, CACHED, FACTOR, PROBABILITY)
+OF_MODELS = (*LOOKUP, *OF_SUFFIX)  # keys without effect on models and heads
+OF_OTHERS = {
+    NGRAM: ("model", *OF_SUFFIX),
+    SUFFIX: ("model", *LOOKUP),
+    DRAFT_MODEL: OF_MODELS,
+    EAGLE: OF_MODELS,
+    EAGLE3: OF_MODELS,
+    MTP: ("model", *OF_MODELS),
+}
 NAMED = {DRAFT_MODEL: "a draft model", EAGLE: "an EAGLE head", EAGLE3: "an EAGLE-3 head"}  # by `model`
 
 
@@ -74,8 +99,15 @@ def _lookup(found: Mapping[str, object]) -> tuple[int, int]:
     return shortest, longest
 
 
-def _number(found: Mapping[str, object], name: str, default: int, most: int) -> int:
+def _number(found: Mapping[str, object], name: str, default: int, most: int, least: int = 1) -> int:
     value = found.get(name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise OptionError(f"{OPTION}: {name} is {shown(value)}, but must be a number from 1 to {most}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise OptionError(f"{OPTION}: {name} is {shown(value)}, but must be a number from {least} to {most}")
     return value
+
+
+def _real(found: Mapping[str, object], name: str, default: float, most: float) -> float:
+    value = found.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= most:
+        raise OptionError(f"{OPTION}: {name} is {shown(value)}, but must be a number above 0 and up to {most:g}")
+    return float(value)

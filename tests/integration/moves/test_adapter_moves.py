@@ -92,7 +92,10 @@ async def test_handovers_and_pulled_kv(
                 adapter=known[name],
             )
             await continued.ended.wait()
-            assert continued.served_by.prefix_pulled_tokens > len(PROMPT)
+            served_by = continued.served_by
+            assert served_by.decode_cached_tokens + served_by.prefix_pulled_tokens > len(PROMPT)
+            # the second worker has the model's KV, of which the activated adapter uses the blocks in front of token 60
+            assert served_by.decode_cached_tokens == (48 if name == "2" else 0)
             outputs[name] = generation.token_ids + continued.token_ids
         if "int8" in str(flags):  # rounded KV changes some tokens
             assert len({tuple(each) for each in outputs.values()}) == 4

@@ -12,6 +12,13 @@ from baton.settings.values import OptionError, parse_json
     [
         ('{"method": "ngram"}', SpeculationConfig("ngram", 5, 2, 5)),
         ('{"method": "ngram", "num_speculative_tokens": 3}', SpeculationConfig("ngram", 3, 2, 5)),
+        ('{"method": "suffix"}', SpeculationConfig("suffix", 24)),
+        (
+            '{"method": "suffix", "num_speculative_tokens": 7, "suffix_decoding_max_tree_depth": 20, '
+            '"suffix_decoding_max_cached_requests": 0, "suffix_decoding_max_spec_factor": 2, '
+            '"suffix_decoding_min_token_prob": 0.5}',
+            SpeculationConfig("suffix", 7, 2, 5, None, 20, 0, 2.0, 0.5),
+        ),
         ('{"method": "ngram", "prompt_lookup_max": 1}', SpeculationConfig("ngram", 5, 1, 1)),
         ('{"method": "ngram", "prompt_lookup_min": 7}', SpeculationConfig("ngram", 5, 7, 7)),
         ('{"method": "ngram", "prompt_lookup_min": 3, "prompt_lookup_max": 4}', SpeculationConfig("ngram", 5, 3, 4)),
@@ -34,7 +41,10 @@ def test_there_is_no_speculation_by_default() -> None:
     ("text", "message"),
     [
         ("{}", "method is missing; the methods are ngram"),
-        ('{"method": "medusa"}', "method 'medusa' is unknown; the methods are ngram, draft_model, eagle, eagle3, mtp"),
+        (
+            '{"method": "medusa"}',
+            "method 'medusa' is unknown; the methods are ngram, suffix, draft_model, eagle, eagle3, mtp",
+        ),
         ('{"method": "eagle3"}', "model is missing: it must be the directory of an EAGLE-3 head"),
         ('{"method": "eagle", "model": ""}', "model is '', but must be the directory of an EAGLE head"),
         ('{"method": "mtp", "model": "/x"}', "model has no effect on the method mtp; remove it"),
@@ -43,6 +53,22 @@ def test_there_is_no_speculation_by_default() -> None:
         (
             '{"method": "ngram", "revision": "x"}',
             "'revision' is unknown; the keys are method, num_speculative_tokens, prompt_",
+        ),
+        ('{"method": "suffix", "model": "x"}', "model has no effect on the method suffix; remove it"),
+        ('{"method": "suffix", "prompt_lookup_max": 3}', "prompt_lookup_max has no effect on the method suffix"),
+        (
+            '{"method": "ngram", "suffix_decoding_max_tree_depth": 9}',
+            "max_tree_depth has no effect on the method ngram",
+        ),
+        ('{"method": "suffix", "suffix_decoding_max_tree_depth": 0}', "is 0, but must be a number from 1 to 256"),
+        ('{"method": "suffix", "suffix_decoding_max_cached_requests": -1}', "is -1, but must be a number from 0"),
+        (
+            '{"method": "suffix", "suffix_decoding_max_spec_factor": 0}',
+            "is 0, but must be a number above 0 and up to 64",
+        ),
+        (
+            '{"method": "suffix", "suffix_decoding_min_token_prob": "x"}',
+            "is 'x', but must be a number above 0 and up to 1",
         ),
         ('{"method": "ngram", "model": "x"}', "model has no effect on the method ngram; remove it"),
         ('{"model": "x", "prompt_lookup_max": 3}', "prompt_lookup_max has no effect on the method draft_model"),

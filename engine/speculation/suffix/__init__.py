@@ -1,0 +1,1 @@
+"""Suffix decoding: drafts from what followed a request's last tokens in it, and in its tenant's recent outputs."""
