@@ -1,10 +1,11 @@
-"""Speculative decoding by prompt lookup, or with a draft model or head, compared with plain decoding.
+"""Speculative decoding by prompt lookup, from recent outputs, or with a draft model or head, compared with plain decoding.
 
     python -m benchmarks.speculation [--model DIRECTORY] [--batches 1,4,16] [--repeats N] [--json FILE]
+    python -m benchmarks.speculation --config '{"method": "suffix"}'
     python -m benchmarks.speculation --draft-layers 1
     python -m benchmarks.speculation --config '{"method": "eagle3", "model": "/tmp/head"}' --prompts FILE
 
-The second one drafts with a copy of the model's first layers.
+The one with `--draft-layers` drafts with a copy of the model's first layers.
 
 Two engines with the same model, one of them with drafts, in one process. A wave is a number of requests that start at
 once and generate equally many tokens; the waves of both engines are interleaved, and each pair must have the same
@@ -13,6 +14,7 @@ tokens.
 - editing: greedy, and the prompt repeats a passage. A trained model goes on copying it, and so does the bundled one, so
   the output is mostly found in the prompt, as when a model edits a text or a program.
 - free: random prompts and a temperature of 1. Hardly anything repeats, so drafts can only cost time.
+- recurring: greedy, with the prompts of earlier waves again, in random order. Only drafts of `suffix` remember outputs.
 - text, with `--prompts`: prompts from a file, a JSON list of strings, and a temperature of 0.7.
 
 The output rate is that of the whole wave, its prefill included. Accepted are drafted tokens that were right.
@@ -41,7 +43,8 @@ from benchmarks.waves import Runner, Wave
 
 BUNDLED = Path(str(files("baton"))) / "bundled_model"
 NGRAM = '{"method": "ngram"}'
-EDITING, FREE, TEXT = "editing", "free", "text"
+EDITING, FREE, RECURRING, TEXT = "editing", "free", "recurring", "text"
+NUM_RECURRING = 16  # prompts
 PASSAGE_LEN, NUM_COPIES = 60, 4
 FIRST_WORD = 300  # token ids from here on are words
 COLUMNS = ("workload", "batch", "plain tok/s", "drafted tok/s", "ratio", "slowest ratio", "drafted", "accepted")
@@ -87,6 +90,9 @@ def make_wave(
         if workload == EDITING:
             prompt = draw.choices(words, k=PASSAGE_LEN) * NUM_COPIES
             temperature = 0.0
+        elif workload == RECURRING:
+            prompt = random.Random(draw.randrange(NUM_RECURRING)).choices(words, k=PASSAGE_LEN * NUM_COPIES)
+            temperature = 0.0
         elif workload == FREE:
             prompt = draw.choices(words, k=PASSAGE_LEN * NUM_COPIES)
             temperature = 1.0
@@ -119,7 +125,7 @@ def measure(
     prompts: Prompts = (),
 ) -> None:
     """Fill the table. Raises RuntimeError if drafts change a token."""
-    workloads = (EDITING, FREE, TEXT) if prompts else (EDITING, FREE)
+    workloads = (EDITING, FREE, RECURRING, *((TEXT,) if prompts else ()))
     rows = {(workload, batch): Samples() for workload in workloads for batch in batches}
     for repeat in range(repeats + 1):  # the first is a warm-up
         for place, ((workload, batch), samples) in enumerate(rows.items()):

@@ -137,8 +137,8 @@ class EngineConfig:
     speculative_config: JsonText | None = option(
         None,
         'Speculative decoding, as in vLLM: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, '
-        '"prompt_lookup_max": 5}, or {"method": "draft_model", "model": "/models/small"}; other methods are eagle3, '
-        "eagle and mtp. Outputs stay the same. Default: none.",
+        '"prompt_lookup_max": 5}, or {"method": "draft_model", "model": "/models/small"}; other methods are suffix, '
+        "eagle3, eagle and mtp. Outputs stay the same. Default: none.",
     )
 
     enable_lora: bool = option(False, "Serve LoRA adapters.")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOWS = (6, 2)  # numbers of tokens by which occurrences are linked, longest first
-MAX_CANDIDATES = 32  # latest occurrences that are compared
-MAX_LENGTHS = 4  # longest lengths of matches that are tried
+MAX_CANDIDATES = 16  # latest occurrences that are compared
+MAX_LENGTHS = 3  # longest lengths of matches that are tried
 END = -1  # follows each sequence
 NONE = -1
 
@@ -61,7 +61,8 @@ class Links:
 
     def occurrences(self, tokens: Sequence[int], start: int, count: int) -> list[int]:
         """Return the latest ends of a window, `count` at most, latest first. start: first position of the history."""
-        found, position = [], self._latest.get(hash(tuple(tokens)), NONE)
+        found: list[int] = []
+        position = self._latest.get(hash(tuple(tokens)), NONE)
         while position >= start and len(found) < count:
             found.append(position)
             position = self._earlier[position - start]
