@@ -1,4 +1,4 @@
-"""Speculative decoding by prompt lookup, from recent outputs, or with a draft model or head, compared with plain decoding.
+"""Speculative decoding by prompt lookup, from recent outputs, or with a draft model or head, against plain decoding.
 
     python -m benchmarks.speculation [--model DIRECTORY] [--batches 1,4,16] [--repeats N] [--json FILE]
     python -m benchmarks.speculation --config '{"method": "suffix"}'

@@ -19,16 +19,18 @@ pytestmark = pytest.mark.slow
 BASE = "baton-bundled"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")  # its experts have no adapters
 PROMPT = "def add(a, b):\n    " + "# the sum of two numbers, as in school\n    " * 12
+INVOCATION = (311, 312, 313)
 LOCAL, REMOTE = {"x-baton-plan": "local"}, {"x-baton-plan": "remote"}
 DEADLINE_S = 120.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def directory(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
-    """Adapters of the bundled model: a, b, and one of a large rank."""
+    """Adapters of the bundled model: a, b, an activated one, and one of a large rank."""
     path = tmp_path_factory.mktemp("adapters")
     make_adapter(MODEL, path / "a", TARGETS, seed=1)
     make_adapter(MODEL, path / "b", TARGETS, seed=2)
+    make_adapter(MODEL, path / "activated", TARGETS, seed=3, alora_invocation_tokens=list(INVOCATION))
     make_adapter(MODEL, path / "large", ("q_proj",), rank=32)
     yield path
 
@@ -93,6 +95,23 @@ async def test_each_name_has_its_own_output_with_and_without_handover(client: As
     assert len(set(outputs.values())) == 3
     together = await asyncio.gather(*(output(client, model) for model in outputs))
     assert together == list(outputs.values())
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("plan", [LOCAL, REMOTE], ids=["local", "remote"])
+async def test_an_activated_adapter_and_the_model_share_the_prefix(client: AsyncOpenAI, plan: dict[str, str]) -> None:
+    shift = 0 if plan is LOCAL else 1000
+    for first, second, start in ((BASE, "activated", 400 + shift), ("activated", BASE, 600 + shift)):
+        document = [*range(start, start + 100)]
+        cached = {}
+        for model in (first, second):
+            completion = await client.completions.create(
+                model=model, prompt=[*document, *INVOCATION, start], max_tokens=4, extra_headers=plan
+            )
+            assert completion.usage is not None
+            assert completion.usage.prompt_tokens_details is not None
+            cached[model] = completion.usage.prompt_tokens_details.cached_tokens
+        assert cached == {first: 0, second: 96}, "blocks in front of the invocation"
 
 
 @pytest.mark.asyncio(loop_scope="session")
