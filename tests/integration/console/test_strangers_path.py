@@ -75,7 +75,7 @@ async def chat(page: Any, text: str) -> Any:
 async def crossed_the_pools(page: Any, output: Any) -> None:
     """Open the timeline of an output, and wait until it shows prefill, handover and decode."""
     await output.get_by_role("link", name="Timeline").click()
-    await page.get_by_text("The request is finished.").wait_for(state="attached")
+    await page.get_by_text("The request has finished.").wait_for(state="attached")
     for name, where in (("prefill", "prefill-0"), ("kv_transfer", "decode-0"), ("decode", "decode-0")):
         button = page.get_by_role("button", name=name, exact=True)
         await page.get_by_role("row").filter(has=button).filter(has_text=where).wait_for()
