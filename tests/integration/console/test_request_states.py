@@ -157,6 +157,7 @@ async def test_a_request_whose_client_left_is_cancelled() -> None:
 @pytest.mark.parametrize("request_id", [".", ".."])
 async def test_ids_that_no_address_can_contain_are_not_found(request_id: str) -> None:
     async with request_page() as shown:
+        await shown.page.unroute_all()
         await shown.page.goto(f"{shown.router.url}/console#requests/{request_id}")
         await shown.page.get_by_role("heading", name="Not found").wait_for()
         await shown.page.get_by_text("Addresses cannot contain this id").wait_for()
