@@ -15,7 +15,7 @@ export function Requests({ state, model }: { state: State; model: ModelRow }) {
       <Section title="Live requests" note={perProcess(state)}>
         <RequestLanes model={model} />
       </Section>
-      <Section title="Recent requests" note={state.keeps_timelines ? "The last that ended, of all models." : undefined}>
+      <Section title="Recent requests" note={state.keeps_timelines ? ["The last that ended, of all models.", perProcess(state)].filter(Boolean).join(" ") : undefined}>
         <Recent state={state} />
       </Section>
     </>

@@ -88,7 +88,10 @@ async def test_an_admin_key_sees_the_requests_of_other_keys() -> None:
     options = ("--keep-timelines=100", "--admin-api-key=sk-admin", "--api-key=sk-plain")
     async with served_cluster(*options) as cluster, browser() as chromium:
         await cluster.request("theirs", 4, "sk-plain")
-        async with console_page(chromium, f"{cluster.url}/console#requests/theirs") as page:
+        phone = {"width": 360, "height": 720}
+        async with console_page(chromium, f"{cluster.url}/console#requests/theirs", viewport=phone) as page:
             await page.get_by_label("Admin key").fill("sk-admin")
             await page.get_by_label("Admin key").press("Enter")
             await span(page, "decode", "decode-").wait_for()
+            name, tools = [await page.locator(each).bounding_box() for each in (".brand-name", ".tools")]
+            assert name["x"] + name["width"] < tools["x"] - 4  # nothing overlaps, also with the button for the key
