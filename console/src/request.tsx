@@ -135,7 +135,7 @@ function stateOf(timeline: Timeline): keyof typeof STATES {
 
 function resultOf(timeline: Timeline): string | undefined {
   const reasons = timeline.attributes["gen_ai.response.finish_reasons"];
-  return failureOf(timeline) || (Array.isArray(reasons) ? reasons.join(", ") : undefined);
+  return failureOf(timeline) || (Array.isArray(reasons) ? [...new Set(reasons)].join(", ") : undefined);
 }
 
 function outputTokens(timeline: Timeline, live: LiveRow[]): number | null {

@@ -135,6 +135,9 @@ async def test_tokens_of_completions_that_have_ended_count_while_others_run() ->
         await shown.tile("Output tokens").filter(has_text="101").wait_for()
         worker.go_on.set()
         await request
+        reasons = [*["length"] * 100, "stop"]
+        shown.responses.queue[:] = [timeline(running=False, attributes={"gen_ai.response.finish_reasons": reasons})]
+        await shown.page.get_by_text("length, stop", exact=True).wait_for()
 
 
 async def test_a_request_whose_client_left_is_cancelled() -> None:

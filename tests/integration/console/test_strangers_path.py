@@ -64,6 +64,7 @@ async def chat(page: Any, text: str) -> Any:
     """Send a message in the playground whose prompt is prefilled remotely, wait for its end and return the output."""
     await page.get_by_role("link", name="Playground").click()
     await page.get_by_label("Message", exact=True).fill(text)
+    await page.get_by_label("Temperature").fill("0")
     await page.get_by_label("Plan").select_option("remote")
     await page.get_by_role("button", name="Send").click()
     output = page.get_by_role("region", name="Output")
