@@ -8,14 +8,20 @@ from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.lora import base_checkpoint
 from tests.adapters import ALL_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
-from tests.marks import slow_except
+from tests.marks import slow_case, slow_except
 from tests.unit.engine.lora.lora_rig import lora_engine, random_tokens, request, run
 from tests.unit.engine.packed import compressed_writer
 from tests.unit.engine.packed.gguf_writer import Type, write_gguf
 from tests.unit.engine.packed.packed_writer import FORMATS, write_packed
 
 PROMPT = random_tokens(30)
-CASES = [("qwen3", "gptq-order"), ("llama3", "awq"), ("qwen3", "w4a16-asym"), ("llama3", "w8a8"), ("llama3", "nvfp4")]
+CASES = [
+    ("qwen3", "gptq-order"),
+    slow_case("llama3", "awq"),
+    slow_case("qwen3", "w4a16-asym"),
+    slow_case("llama3", "w8a8"),
+    slow_case("llama3", "nvfp4"),
+]
 
 
 def check_equal(packed: Path, exact: Path, adapter: Path) -> None:
@@ -38,7 +44,7 @@ def test_gguf(tmp_path: Path, family: str, use_dora: bool) -> None:
     check_equal(checkpoint_directory(written.file, tmp_path / "cache"), written.exact, adapter)
 
 
-@pytest.mark.parametrize(("family", "fmt"), slow_except(CASES, CASES[:1]))
+@pytest.mark.parametrize(("family", "fmt"), CASES)
 def test_dora(tmp_path: Path, family: str, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_checkpoint, "CHUNK_ROWS", 40)  # several parts of each matrix
     source = make_checkpoint(family, tmp_path / "source")
