@@ -120,6 +120,7 @@ async def test_calls_and_reports(model: Path, tmp_path: Path) -> None:
             ("a", loaded.digest, True),
             ("b", loaded.digest, True),
         ]
+        assert not any(each.is_resident for each in it.adapters.list().adapters), "reports have the same list"
         for name, path, code in (
             ("a", second, grpc.StatusCode.ALREADY_EXISTS),
             ("c", tmp_path / "nowhere", grpc.StatusCode.INVALID_ARGUMENT),
