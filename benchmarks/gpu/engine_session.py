@@ -54,9 +54,11 @@ class EngineSession:
         self.engine = engine
         self.answers: dict[str, Answer] = {}
 
-    def add(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        """Queue a request."""
-        self.engine.add(request(name, prompt, sampling))
+    def add(self, name: str, prompt: Sequence[int], sampling: SamplingParams, **options: Any) -> Request:
+        """Queue a request, and return it."""
+        added = request(name, prompt, sampling, **options)
+        self.engine.add(added)
+        return added
 
     def step(self) -> Schedule:
         """Run one step until its tokens are on the host, and return its schedule."""
@@ -96,9 +98,9 @@ class EngineSession:
 
     def _gather(self, output: StepOutput) -> None:
         for each in output.outputs:
-            if each.sampled is not None:
+            for sampled in each.all_sampled:
                 answer = self.answers.setdefault(each.request_id, Answer())
-                answer.token_ids.append(each.sampled.token_id)
-                if each.sampled.logprobs is not None:
-                    top = (each.sampled.logprobs.chosen, *each.sampled.logprobs.top)
+                answer.token_ids.append(sampled.token_id)
+                if sampled.logprobs is not None:
+                    top = (sampled.logprobs.chosen, *sampled.logprobs.top)
                     answer.top.append({candidate.token_id: candidate.logprob for candidate in top})
