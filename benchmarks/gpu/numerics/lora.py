@@ -93,7 +93,9 @@ def check_adapters(record: Record, setting: Setting, model: SmallModel) -> None:
         engine.close()
         case = f"{name}, {'kernel by kernel' if enforce_eager else 'with CUDA graphs'}"
         pairs = [(ours[each], rows) for each, rows in sorted(expected.items())]
-        compare_models(record, case, [row for row, _ in pairs], [row for _, row in pairs], share=BF16.share(model), tolerance=BF16)
+        compare_models(
+            record, case, [row for row, _ in pairs], [row for _, row in pairs], share=BF16.share(model), tolerance=BF16
+        )
         if not enforce_eager:
             record.find(f"{case}: recorded", is_graphed, "decodes without adapters are CUDA graphs, or see the log")
 
