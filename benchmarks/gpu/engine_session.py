@@ -27,8 +27,8 @@ class Answer:
 
 def start_engine(model: Path, setting: Setting, **options: Any) -> Engine:
     """Start an engine on the setting's device, by default with short contexts and few CUDA graphs."""
-    options = {"max_model_len": 512, "max_num_seqs": 32, **options}
-    return Engine(EngineConfig(model=str(model), dtype=setting.dtype_name, device=str(setting.device), **options))
+    options = {"max_model_len": 512, "max_num_seqs": 32, "dtype": setting.dtype_name, **options}
+    return Engine(EngineConfig(model=str(model), device=str(setting.device), **options))
 
 
 def greedy(num_tokens: int, logprobs: int | None = None) -> SamplingParams:
