@@ -31,9 +31,11 @@ def start_engine(model: Path, setting: Setting, **options: Any) -> Engine:
     return Engine(EngineConfig(model=str(model), device=str(setting.device), **options))
 
 
-def greedy(num_tokens: int, logprobs: int | None = None) -> SamplingParams:
+def greedy(num_tokens: int, logprobs: int | None = None, prompt_logprobs: int | None = None) -> SamplingParams:
     """Return greedy sampling of exactly `num_tokens`, ignoring end-of-sequence tokens."""
-    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs)
+    return SamplingParams(
+        temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+    )
 
 
 def request(name: str, prompt: Sequence[int], sampling: SamplingParams, **options: Any) -> Request:

@@ -29,6 +29,7 @@ STAGES = (
     Stage("new families", "numerics.families", 120),
     Stage("mamba", "numerics.mamba", 150),
     Stage("sampling", "numerics.sampling", 60),
+    Stage("embeddings", "numerics.embeddings", 60),
     Stage("graphs", "numerics.graphs", 120),
     Stage("speculation", "numerics.speculation", 180),
     Stage("lora", "numerics.lora", 120),
