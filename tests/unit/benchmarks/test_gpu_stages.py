@@ -1,5 +1,7 @@
 """Stages of the GPU check for what engines do besides plain steps: they pass on a CPU, and find planted errors."""
 
+import subprocess
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -107,3 +109,16 @@ def test_a_block_that_is_fetched_too_late_is_found(setting: Setting, monkeypatch
     kv_stores.check_stores(record, setting, model, "auto")
     assert "fetch from host" in wrong(record)
     assert "fetch from disk" not in wrong(record)
+
+
+@pytest.mark.slow
+def test_comparisons_need_no_package_that_the_bundle_lacks() -> None:
+    """Of those that only tests need."""
+    lacking = ["pytest", "pytest_asyncio", "peft", "ray", "boto3", "obstore", "cryptography"]
+    modules = [f"benchmarks.gpu.{stage.module}" for stage in STAGES if not stage.is_benchmark]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({lacking}))\n"
+        f"from importlib import import_module; [import_module(name) for name in {modules}]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
