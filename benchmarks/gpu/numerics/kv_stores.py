@@ -62,7 +62,7 @@ class StoredPrompt:
         return self.session.engine
 
     @property
-    def cached(self) -> list[int]:
+    def cached(self) -> Sequence[int]:
         """The prompt's blocks in the pool, from the first on."""
         return self.engine.blocks.cache.match(self.hashes)
 

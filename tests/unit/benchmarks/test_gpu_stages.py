@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution import model_runner
+from baton.engine.execution.batch import Batch
 from baton.engine.lora import adaptable
 from baton.engine.lora.adaptable_layer import AdaptableLayer
 from baton.engine.lora.base import ModelAdapters
@@ -19,6 +20,7 @@ from baton.engine.lora.stacked import RowSlots, StackedAdapters
 from baton.engine.outputs import SampledToken
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
 from benchmarks.gpu.numerics import kv_stores, lora, speculation
+from benchmarks.gpu.small_models import SMALL_MODELS
 from benchmarks.gpu.stage import Record, Setting
 from benchmarks.gpu.stages import STAGES
 
@@ -56,7 +58,7 @@ def test_adapters_of_a_gpu_are_checked(setting: Setting, monkeypatch: pytest.Mon
         if is_swapped:
             plan = made.plan
 
-            def plan_others(batch: model_runner.Batch) -> None:
+            def plan_others(batch: Batch) -> None:
                 plan(batch)
                 if made.rows is not None:
                     made.rows = RowSlots(made.rows.elsewhere.roll(1, 1), made.rows.slots, made.rows.rescales)
@@ -65,7 +67,7 @@ def test_adapters_of_a_gpu_are_checked(setting: Setting, monkeypatch: pytest.Mon
         return made
 
     monkeypatch.setattr(adaptable, "SegmentedAdapters", adapters)
-    record, model = Record(), next(each for each in lora.SMALL_MODELS if each.architecture == "llama3")
+    record, model = Record(), next(each for each in SMALL_MODELS if each.architecture == "llama3")
     lora.check_adapters(record, setting, model)
     assert wrong(record) == ({"logits", "greedy tokens"} if is_swapped else set())
 
@@ -86,7 +88,7 @@ def test_drafts_that_are_accepted_unseen_are_found(setting: Setting, monkeypatch
 
 
 def test_a_head_that_drafts_other_tokens_is_found() -> None:
-    reference = [(token, [token, 1]) for token in range(12)]
+    reference: list[tuple[int, Sequence[int]]] = [(token, [token, 1]) for token in range(12)]
     record = Record()
     speculation.compare_drafts(record, "same", reference, reference)
     speculation.compare_drafts(record, "other", [(token, [0, 1]) for token, _ in reference], reference)
@@ -105,7 +107,7 @@ def test_a_block_that_is_fetched_too_late_is_found(setting: Setting, monkeypatch
 
     skipped: list[int] = []
     monkeypatch.setattr(PoolBlocks, "copy_in", copy_all_but_one)
-    record, model = Record(), next(each for each in lora.SMALL_MODELS if each.architecture == "qwen3")
+    record, model = Record(), next(each for each in SMALL_MODELS if each.architecture == "qwen3")
     kv_stores.check_stores(record, setting, model, "auto")
     assert "fetch from host" in wrong(record)
     assert "fetch from disk" not in wrong(record)

@@ -7,7 +7,9 @@ import pytest
 from torch import Tensor
 
 from baton.engine.engine import Engine
+from baton.engine.layers.attention import GroupedQueryAttention
 from baton.engine.layers.linear import Linear
+from baton.engine.models.causal_lm import CausalLM
 from baton.engine.offload.device_copies import SerialCopies
 from baton.engine.offload.device_stream import DeviceStream
 from baton.engine.offload.host_offload import ALIGNMENT
@@ -66,16 +68,19 @@ def test_outputs_are_those_of_weights_in_memory(family: str, sizes: dict[str, in
 
 
 def test_layers_share_two_buffers_and_pin_their_own_pages(tmp_path: Path) -> None:
-    model = make_checkpoint("llama3", tmp_path / "model", **WIDE)
-    least = least_memory(config_of(model, **HOST))
-    with running(config_of(model, weights_memory_bytes=least, **HOST)) as engine:
+    directory = make_checkpoint("llama3", tmp_path / "model", **WIDE)
+    least = least_memory(config_of(directory, **HOST))
+    with running(config_of(directory, weights_memory_bytes=least, **HOST)) as engine:
         stream = stream_of(engine)
         copies, buffers = stream._copies, {each.data_ptr(): each.nbytes for each in stream._buffers}
         assert isinstance(copies, CountedCopies)
         assert len(copies.pinned) == 6
         assert all(memory.data_ptr() % PAGE == 0 for memory in copies.pinned)
-        for layer in engine.runner.model.layers:  # type: ignore[union-attr]
-            for linear in (layer.attention.qkv, layer.attention.output, layer.feed_forward.down):
+        model = engine.runner.model
+        assert isinstance(model, CausalLM)
+        for layer in model.layers:
+            assert isinstance(layer.attention, GroupedQueryAttention)
+            for linear in (layer.attention.qkv, layer.attention.output):
                 assert isinstance(linear, Linear)
                 assert linear.weight.untyped_storage().data_ptr() in buffers
                 assert linear.weight.storage_offset() * linear.weight.itemsize % ALIGNMENT == 0
