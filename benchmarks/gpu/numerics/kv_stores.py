@@ -126,7 +126,12 @@ def check_copies(record: Record, case: str, stored: StoredPrompt) -> Tensor:
     """Copy the pinned blocks out next to decodes, and compare the copies; returns them, [num_blocks, block_bytes]."""
     blocks = stored.cached
     buffers = [stored.pool.buffer(NUM_STORED) for _ in range(NUM_COPIES)]
-    stored.while_decoding(lambda: [stored.pool.copy_out(blocks, buffer) for buffer in buffers])
+
+    def copy() -> None:
+        for buffer in buffers:
+            stored.pool.copy_out(blocks, buffer)
+
+    stored.while_decoding(copy)
     stored.session.finish()
     expected = stored.bits(blocks)
     same = sum(torch.equal(buffer, expected) for buffer in buffers)
