@@ -316,3 +316,8 @@ class WorkerConfig:
             raise OptionError(
                 "kv_cache_memory_bytes: missing; nodes without GPUs have no common default, so set the size for a rank"
             )
+
+
+def rank_suffix(rank: int) -> str:
+    """Return the end of a follower rank's id; empty for the first rank."""
+    return f"-rank-{rank}" if rank else ""
