@@ -1,4 +1,4 @@
-"""Formats of log lines, with the request of the running task; `log_records.py` reads them."""
+"""Formats of log lines, with the request of the running task; `log_record.py` reads them."""
 
 import logging
 import os

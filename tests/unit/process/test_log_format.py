@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from baton.process.log_format import LogSource, make_formatter
-from baton.process.log_records import LogFile, read_record
+from baton.process.log_record import read_record
+from baton.process.log_records import LogFile
 from baton.process.log_settings import LOG_FORMATS, LogSettings
 from baton.process.logs import change_log_role, log_settings, set_up_logging
 from baton.process.request_scope import request_scope
