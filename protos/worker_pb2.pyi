@@ -861,6 +861,7 @@ class HandoverPhase(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
     SUM_S_FIELD_NUMBER: _builtins.int
+    EXEMPLARS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     """pull: first read to all blocks checked; read: spent reading; exposed: spent reading after"""
     sum_s: _builtins.float
@@ -873,20 +874,59 @@ class HandoverPhase(_message.Message):
         handovers by seconds: at most 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
         """
 
+    @_builtins.property
+    def exemplars(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandoverExemplar]:
+        """at most one of each count: the last one whose trace is exported"""
+
     def __init__(
         self,
         *,
         phase: _builtins.str = ...,
         counts: _abc.Iterable[_builtins.int] | None = ...,
         sum_s: _builtins.float = ...,
+        exemplars: _abc.Iterable[Global___HandoverExemplar] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "phase", b"phase", "sum_s", b"sum_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "exemplars", b"exemplars", "phase", b"phase", "sum_s", b"sum_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandoverPhase: _TypeAlias = HandoverPhase  # noqa: Y015
+
+@_typing.final
+class HandoverExemplar(_message.Message):
+    """A handover whose trace is exported."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    ENDED_AT_S_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.int
+    """index of its count"""
+    trace_id: _builtins.bytes
+    """16 bytes"""
+    seconds: _builtins.float
+    """of the phase"""
+    ended_at_s: _builtins.float
+    """since 1970"""
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.int = ...,
+        trace_id: _builtins.bytes = ...,
+        seconds: _builtins.float = ...,
+        ended_at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "ended_at_s", b"ended_at_s", "seconds", b"seconds", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandoverExemplar: _TypeAlias = HandoverExemplar  # noqa: Y015
 
 @_typing.final
 class KVTier(_message.Message):
