@@ -51,9 +51,7 @@ class StateBlocks:
         return torch.cat([self.sources.flatten(), self.targets.flatten(), self.new_rows, self.cleared])
 
     @staticmethod
-    def split(
-        numbers: Tensor, num_seqs: int, num_blocks: int, num_new: int, drafted: range = NONE
-    ) -> "StateBlocks":
+    def split(numbers: Tensor, num_seqs: int, num_blocks: int, num_new: int, drafted: range = NONE) -> "StateBlocks":
         """Return the blocks that `joined` made one tensor."""
         count = num_seqs * num_blocks
         sizes = [count, count, num_new, len(numbers) - 2 * count - num_new]
