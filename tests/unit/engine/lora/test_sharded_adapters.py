@@ -63,7 +63,7 @@ def test_shards_of_other_families(tmp_path: Path, family: str) -> None:
         "phi3": ["qkv_proj", "gate_up_proj", "down_proj", "o_proj"],
         "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
         "qwen3-next": DELTA_NET,
-        **dict.fromkeys(RECURRENT[1:], ["in_proj", "out_proj"]),
+        **{name: ["in_proj", "out_proj"] for name in RECURRENT[1:]},
     }
     adapter = make_adapter(model, tmp_path / "a", targets.get(family, ["k_proj", "up_proj", "down_proj", "o_proj"]))
     single, rig = lora_engine(model), TensorRig(model, 2, enable_lora=True)
