@@ -30,7 +30,7 @@ class MedusaDrafter:
     def offer(self, request: Request, limit: int) -> Offer | None:
         """Offer as many tokens as there are heads, once a step has computed a token of the request; see `Drafter`."""
         limit = min(limit, self._heads.num_heads, self._times.most_passes)
-        return Offer(limit) if limit > 0 and self._heads.can_draft(request) else None
+        return Offer(limit) if limit > 0 and not request.images and self._heads.can_draft(request) else None
 
     def pass_s(self, num_requests: int) -> float:
         """Return the time of a head; see `Drafter`."""
