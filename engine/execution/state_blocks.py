@@ -72,7 +72,7 @@ class Run:
     @property
     def num_tokens(self) -> int:
         """Number of new tokens of all its sequences."""
-        return (self.rows.stop - self.rows.start) * self.length
+        return len(range(self.rows.stop)[self.rows]) * self.length
 
     def by_place(self, tokens: Tensor) -> Tensor:
         """Return tokens [num_tokens, ...] as [length, num_seqs, ...], contiguous."""

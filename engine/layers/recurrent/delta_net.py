@@ -94,8 +94,9 @@ class DeltaNetPart:
         q, k = (self._normed(each.view(len(mixed), -1, config.key_dim)) for each in (q, k))
         q, v = q * config.key_dim**-0.5, v.view(len(mixed), -1, config.value_dim)
         if run.is_stepwise:
-            places = zip(*map(run.by_place, (q, k, v, decays, rates)), strict=True)
-            return run.in_order([step_rule(*each, matrices) for each in places])
+            q, k, v, decays, rates = map(run.by_place, (q, k, v, decays, rates))
+            outputs = [step_rule(*each, matrices) for each in zip(q, k, v, decays, rates, strict=True)]
+            return run.in_order(outputs)
         q, k, v, decays, rates = (each.transpose(0, 1).contiguous() for each in (q, k, v, decays, rates))
         return chunk_rule(q, k, v, decays, rates, matrices[0]).transpose(0, 1)
 
