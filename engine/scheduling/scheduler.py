@@ -85,7 +85,7 @@ class Scheduler:
         self._admit(schedule, remaining)
         if self._speculator is not None:
             self._speculator.add_drafts(schedule.requests, min(remaining.num_tokens, remaining.num_prompt_logits))
-        schedule.requests.sort(key=lambda item: (item.num_new_tokens > 1, item.request.adapter_number))
+        schedule.requests.sort(key=_step_order)
         self._may_admit = schedule.leaves_waiting
         return schedule
 
@@ -330,3 +330,8 @@ class Scheduler:
         if not request.keep_blocks:
             self.blocks.free(request)
             del self._requests[request.request_id]
+
+
+def _step_order(item: ScheduledRequest) -> tuple[bool, int, int]:
+    """Return the place of a request in a step: decodes, then those with drafts by their number, then prompts."""
+    return item.num_new_tokens > 1, -len(item.drafts), item.request.adapter_number

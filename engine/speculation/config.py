@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from baton.settings.values import JsonText, OptionError, parsed_json, shown
 
 OPTION = "speculative_config"
-NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP = "ngram", "draft_model", "eagle", "eagle3", "mtp"
-METHODS = (NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP)
+NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP, MEDUSA = "ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa"
+METHODS = (NGRAM, DRAFT_MODEL, EAGLE, EAGLE3, MTP, MEDUSA)
 MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP = 64
 
@@ -20,7 +20,7 @@ class SpeculationConfig:
     num_speculative_tokens: int = 5  # most drafted tokens of a request and step
     prompt_lookup_min: int = 2  # shortest suffix that is looked up in the earlier tokens
     prompt_lookup_max: int = 5  # longest one
-    model: str | None = None  # directory of the draft model, or of the head with `eagle` and `eagle3`
+    model: str | None = None  # directory of the draft model, or of the heads with `eagle`, `eagle3`, `medusa`
 
     @classmethod
     def parse(cls, text: JsonText | None) -> "SpeculationConfig | None":
@@ -44,8 +44,13 @@ class SpeculationConfig:
 
 DEFAULTS = SpeculationConfig(NGRAM)
 LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
-OF_OTHERS = {NGRAM: ("model",), DRAFT_MODEL: LOOKUP, EAGLE: LOOKUP, EAGLE3: LOOKUP, MTP: ("model", *LOOKUP)}
-NAMED = {DRAFT_MODEL: "a draft model", EAGLE: "an EAGLE head", EAGLE3: "an EAGLE-3 head"}  # by `model`
+NAMED = {  # by `model`
+    DRAFT_MODEL: "a draft model",
+    EAGLE: "an EAGLE head",
+    EAGLE3: "an EAGLE-3 head",
+    MEDUSA: "Medusa heads",
+}
+OF_OTHERS = {NGRAM: ("model",), **dict.fromkeys(NAMED, LOOKUP), MTP: ("model", *LOOKUP)}
 
 
 def _model(found: Mapping[str, object], method: str) -> str | None:

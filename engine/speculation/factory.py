@@ -9,6 +9,8 @@ from baton.engine.scheduling.step_rates import StepRates
 from baton.engine.speculation.acceptance import Acceptance
 from baton.engine.speculation.config import SpeculationConfig
 from baton.engine.speculation.lookup import LookupDrafter
+from baton.engine.speculation.medusa.medusa_drafter import MedusaDrafter
+from baton.engine.speculation.medusa.medusa_heads import MedusaHeads
 from baton.engine.speculation.model_drafter import ModelDrafter, TwinModel
 from baton.engine.speculation.ngram import NGramLookup
 from baton.engine.speculation.speculator import Speculator
@@ -16,7 +18,7 @@ from baton.engine.speculation.speculator import Speculator
 
 def speculator_of(
     config: EngineConfig,
-    draft_model: TwinModel | None,
+    draft_model: TwinModel | MedusaHeads | None,
     vocab_size: int,
     blocks: BlockManager,
     finish_rule: FinishRule,
@@ -32,5 +34,7 @@ def speculator_of(
     if draft_model is None:
         lookup = NGramLookup(options.prompt_lookup_min, options.prompt_lookup_max)
         return Speculator(count, LookupDrafter(lookup, finish_rule), *others)
+    if isinstance(draft_model, MedusaHeads):
+        return Speculator(count, MedusaDrafter(draft_model, finish_rule), *others, Acceptance.of_all())
     drafter = ModelDrafter(draft_model, finish_rule, vocab_size)
     return Speculator(count, drafter, *others, Acceptance.of_all())
