@@ -212,9 +212,19 @@ class WorkerConfig:
         return 1
 
     @property
+    def kv_tiers(self) -> list[str]:
+        """Names of the options with stores below the KV cache."""
+        stores = {
+            "kv_host_memory_bytes": self.kv_host_memory_bytes,
+            "kv_disk": self.kv_disk,
+            "kv_store": self.kv_store,
+        }
+        return [name for name, value in stores.items() if value is not None]
+
+    @property
     def has_kv_stores(self) -> bool:
         """Whether there are stores below the KV cache."""
-        return self.kv_host_memory_bytes is not None or self.kv_disk is not None or self.kv_store is not None
+        return bool(self.kv_tiers)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -281,10 +291,6 @@ class WorkerConfig:
             raise OptionError(
                 "enable_prefix_caching: off, but only blocks of the prefix cache are stored; turn it on, or leave out "
                 "kv_host_memory_bytes, kv_disk and kv_store"
-            )
-        if self.has_kv_stores and self.tensor_parallel > 1:
-            raise OptionError(
-                "kv_host_memory_bytes, kv_disk and kv_store do not support tensor_parallel yet; leave them out"
             )
         scheme, separator, _ = (self.kv_disk or "").partition("://")
         if separator and scheme != "file":

@@ -48,16 +48,19 @@ class RedisStore:
 
     def count(self, keys: Sequence[Key]) -> int:
         """Return how many keys, from the first on, seem to be stored; see `count_prefix`."""
-        names = [self._name(key) for key in keys]
 
         def first_missing(places: Sequence[int]) -> int:
-            with self._translated_errors(), self._client.pipeline(transaction=False) as pipeline:
-                for place in places:
-                    pipeline.exists(names[place])
-                found: list[int] = pipeline.execute()
-            return found.index(0) if 0 in found else len(found)
+            found = self.has([keys[place] for place in places])
+            return found.index(False) if False in found else len(found)
 
-        return count_prefix(len(names), first_missing)
+        return count_prefix(len(keys), first_missing)
+
+    def has(self, keys: Sequence[Key]) -> list[bool]:
+        """Return for each key whether it seems to be stored."""
+        with self._translated_errors(), self._client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.exists(self._name(key))
+            return [bool(found) for found in pipeline.execute()]
 
     def read(self, key: Key, into: memoryview) -> bool:
         """Read a block into a buffer of exactly its size. A damaged one is deleted and counts as missing."""

@@ -78,13 +78,16 @@ class S3Store:
 
     def count(self, keys: Sequence[Key]) -> int:
         """Return how many keys, from the first on, seem to be stored; see `count_prefix`."""
-        names = [hex_name(key) for key in keys]
 
         def first_missing(places: Sequence[int]) -> int:
-            found = list(self._threads.map(self._has, (names[place] for place in places)))
+            found = self.has([keys[place] for place in places])
             return found.index(False) if False in found else len(found)
 
-        return count_prefix(len(names), first_missing)
+        return count_prefix(len(keys), first_missing)
+
+    def has(self, keys: Sequence[Key]) -> list[bool]:
+        """Return for each key whether it seems to be stored."""
+        return list(self._threads.map(self._has, map(hex_name, keys)))
 
     def read(self, key: Key, into: memoryview) -> bool:
         """Read a block into a buffer of exactly its size. A damaged or expired one is deleted and counts as missing."""
