@@ -17,9 +17,7 @@ def refused(reason: str, evidence: str) -> Untested:
 
 
 NO_EXPERTS = {"EP 2": refused("the model has no experts", "expert_parallel: .* without experts to spread")}
-HYBRID_STORE = {"restart": refused("KV stores do not support recurrent state nor windows yet", "do not support models")}
 RECURRENT: Mapping[str, Untested] = {
-    **HYBRID_STORE,
     "TP 2": refused("recurrent layers are not divided", "tensor_parallel is not supported for the recurrent layers"),
     "EP 2": refused("not with recurrent layers", "expert_parallel is not supported for the recurrent layers"),
 }
@@ -151,7 +149,7 @@ MODELS = (
         (*SHARDED, "--hybrid-kv-cache"),
         small_pool_blocks=20,  # each has KV of all layers, of which windows give back most
         longest=240,
-        untested={**NO_EXPERTS, **HYBRID_STORE},
+        untested=NO_EXPERTS,
     ),
     ClusterSpec(
         "recurrent state",
