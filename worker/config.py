@@ -1,5 +1,6 @@
 """Configuration of a worker; plain data, imports no torch."""
 
+import os
 from dataclasses import dataclass, field
 
 from baton.engine.config import EngineConfig
@@ -17,6 +18,7 @@ from baton.settings.options import (
 )
 from baton.settings.otlp_endpoint import OTLP_ENDPOINT, check_otlp_endpoint
 from baton.settings.registry_url import parse_registry_url
+from baton.settings.store_directory import store_directory
 from baton.settings.values import OptionError
 from baton.worker.device import check_device
 
@@ -295,6 +297,11 @@ class WorkerConfig:
         scheme, separator, _ = (self.kv_disk or "").partition("://")
         if separator and scheme != "file":
             raise OptionError(f"kv_disk: {scheme}:// is not a directory; set a path, or kv_store for a server")
+        disk, shared = (store_directory(url) if url else None for url in (self.kv_disk, self.kv_store))
+        if disk is not None and shared is not None and os.path.realpath(disk) == os.path.realpath(shared):
+            raise OptionError(
+                f"kv_store: {shared} is the directory of kv_disk, too; leave out one of the two, or set another one"
+            )
         if self.kv_store_key_file is not None and self.kv_disk is None and self.kv_store is None:
             raise OptionError("kv_store_key_file: nothing to encrypt; set kv_disk or kv_store too")
 

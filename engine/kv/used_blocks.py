@@ -2,10 +2,11 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.engine.kv.block_hash import BlockHash
+from baton.engine.kv.block_origins import BlockOrigins
 from baton.engine.kv.block_pool import BlockPool
 from baton.engine.kv.prefix_cache import PrefixCache
 from baton.engine.request import NULL_BLOCK, BlockId
@@ -65,7 +66,7 @@ class UsedBlocks:
             taken += [kind.popitem(last=False)[0] for _ in range(min(count - len(taken), len(kind)))]
         return taken
 
-    def take_cached(self, count: int, cache: PrefixCache, foreign: Container[BlockId]) -> list[UsedBlock]:
+    def take_cached(self, count: int, cache: PrefixCache, foreign: BlockOrigins) -> list[UsedBlock]:
         """Remove the next hashes, and return their cached blocks of all KV groups and states, except `foreign` ones.
 
         About `count` blocks, since those of a hash are not divided. They are not held, which would change the order of

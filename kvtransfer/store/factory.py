@@ -8,6 +8,7 @@ from baton.kvtransfer.store.directory import DirectoryStore
 from baton.kvtransfer.store.shared_memory_directory import shared_memory_directory
 from baton.kvtransfer.store.store import KVStore
 from baton.settings.registry_url import parse_registry_url
+from baton.settings.store_directory import store_directory
 from baton.settings.values import OptionError
 
 KINDS = "a directory, file:///PATH, redis://HOST[:PORT][/DB], rediss://HOST[:PORT][/DB] or s3://BUCKET[/PREFIX]"
@@ -70,14 +71,10 @@ def _open(url: str, namespace: str, capacity_bytes: int, ttl_s: float | None, na
 
 def _directory(url: str) -> Path | None:
     """Return the path of a store in a directory; None for another one."""
-    if url.startswith("file://"):
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.query or parts.fragment:
-            raise OptionError("KV store: a file:// URL is file:///PATH")
-        return Path(unquote(parts.path))
     if not url:
         raise OptionError(f"KV store: it may be {KINDS}")
-    return None if "://" in url else Path(url)
+    path = store_directory(url)
+    return None if path is None else Path(path)
 
 
 def _open_s3(url: str, namespace: str, ttl_s: float | None) -> KVStore:

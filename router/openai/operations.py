@@ -61,6 +61,8 @@ class OperationsApi:
         if content is not None:
             return _json(content)
         message = "the router is shutting down" if self._service.draining else "no decode worker is ready"
+        if not all(model.pins.is_settled for model in self._service.models):
+            message = "the workers are computing the prefixes of pin_prefix"
         body = error_body(message, "service_unavailable_error", None, 503)
         return Response(orjson.dumps(body), 503, {"retry-after": RETRY_AFTER_S}, "application/json")
 

@@ -68,7 +68,7 @@ class Lookup:
             places.sort(key=lambda place: -place.index)
             tiers = self._locate([block_key(self._hashes[each.index], each.number) for each in places])
             if len(tiers) == len(places):
-                self._set(length, first | dict(zip(places, tiers, strict=True)))
+                self._set(length, {**first, **dict(zip(places, tiers, strict=True))})
                 return
             missing = places[len(tiers)].index  # windows only advance: a longer prefix would need this block, too
             num_misses = num_misses + 1 if missing == length - 1 else 0
@@ -84,7 +84,7 @@ class Lookup:
                 places = [place for place in self._order(length).places() if place.number >= num_groups]
                 tiers = self._locate([block_key(self._hashes[length - 1], each.number) for each in places])
                 if len(tiers) == len(places):
-                    self._set(length, first | dict(zip(places, tiers, strict=True)))
+                    self._set(length, {**first, **dict(zip(places, tiers, strict=True))})
                     return
 
     def _order(self, length: int) -> TransferOrder:

@@ -126,8 +126,7 @@ class RankCommands:
         """End the stream, cancel all commands in progress, and wait for their end."""
         if self._call is not None:
             self._call.cancel()
-        writing = (*self._receives.values(), *self._fetches.values())
-        ending = {*self._tasks, *(each.task for each in writing)}
+        ending = {*self._tasks, *(each.task for each in self._writing())}
         for task in ending:
             task.cancel()
         if ending:
@@ -204,14 +203,17 @@ class RankCommands:
 
     async def _clear(self, rank: Ranks, number: int, command: rank_pb2.ClearBlocks) -> None:
         cleared = frozenset(command.block_ids)
-        writing = (*self._receives.values(), *self._fetches.values())
-        ending = [each.task for each in writing if not each.blocks.isdisjoint(cleared)]
+        ending = [each.task for each in self._writing() if not each.blocks.isdisjoint(cleared)]
         for task in ending:
             task.cancel()
         if ending:
             await asyncio.wait(ending)
         await rank.clear(command.block_ids, command.wiped_ids)
         self._send(number, rank_pb2.BlocksCleared())
+
+    def _writing(self) -> list[RankReceive | StoredReceive]:
+        """Return what writes into blocks."""
+        return [*self._receives.values(), *self._fetches.values()]
 
     def _start(self, number: int, executing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._answer(number, executing))

@@ -85,6 +85,11 @@ def test_a_store_that_cannot_be_opened_leaves_none_open(
     ("options", "message"),
     [
         ({"kv_disk": "redis://u:p@host"}, r"^kv_disk: redis:// is not a directory; set a path, or kv_store for"),
+        (
+            {"kv_disk": "kv", "kv_store": "./x/../kv"},
+            "^kv_store: ./x/../kv is the directory of kv_disk, too; leave out",
+        ),
+        ({"kv_disk": "/kv/", "kv_store": "file:///kv"}, "^kv_store: /kv is the directory of kv_disk, too; leave out"),
         ({"kv_store_key_file": "key"}, "^kv_store_key_file: nothing to encrypt; set kv_disk or kv_store too"),
     ],
 )
