@@ -17,10 +17,13 @@ from baton.engine.checkpoint.weights_hash import WeightsHash
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineError, InvalidCheckpoint
+from baton.engine.offload.address_space import AddressSpace
 from baton.engine.offload.disk_offload import DiskOffload
 from baton.engine.offload.file_store import FileStore
+from baton.engine.offload.file_writer import FileWriter
 from baton.engine.offload.unit_reads import UnitReader
 from tests.checkpoints import make_checkpoint
+from tests.unit.engine.offload.file_rig import numbered
 from tests.unit.engine.offload.offload_rig import config_of, outputs, requests, running
 
 LEAST = 300_000  # bytes of memory, with which most layers stream
@@ -235,3 +238,32 @@ def test_an_engine_that_closes_or_cannot_start_leaves_no_file_open(model: Path, 
 
 def num_open(path: Path) -> int:
     return sum(str(path) == os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
+
+
+def test_files_of_other_checkpoints_are_listed(model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    own = only_file(directory)
+    with running(offloaded(model, directory)):
+        assert "of other models or versions" not in caplog.text
+    (directory / "older.weights").write_bytes(bytes(20_000_000))
+    with running(offloaded(model, directory)):
+        assert "has 0.02 GB in 1 weights files of other models or versions" in caplog.text
+        assert "not needed: older.weights" in caplog.text
+    assert own.exists()
+
+
+def test_the_progress_of_writing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    times_s = iter((0.0, 1.0, 5.0, 6.0, 11.0))  # at the start, and after each weight
+    form = numbered(1)
+    num_bytes = form.tensors["weight"].nbytes
+    writer = FileWriter(tmp_path / "file", AddressSpace(1 << 20), 4 * num_bytes, times_s.__next__)
+    writer.begin_layer(0)
+    for _ in range(4):
+        writer.place(lambda: form)
+    writer.end_layer()
+    writer.discard()
+    assert [record.message for record in caplog.records] == [
+        "weights offload: 50% of 0.00 GB are written",
+        "weights offload: 100% of 0.00 GB are written",
+    ]
