@@ -21,7 +21,7 @@ from baton.engine.offload.weights_file import WeightsFile
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # increment when weights are laid out differently
+VERSION = 2  # increment when weights are laid out differently
 SPARE_BYTES = 1 << 30  # of addresses, for what alignment takes
 
 Load = Callable[[Placement], CausalLM]

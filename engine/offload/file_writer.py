@@ -52,7 +52,9 @@ class FileWriter:
         """Begin a layer."""
         self._layer = layer
 
-    def place(self, make: Callable[[], WeightForm], expert: int | None = None) -> WeightForm:
+    def place(
+        self, make: Callable[[], WeightForm], expert: int | None = None, names: tuple[str, ...] = ()
+    ) -> WeightForm:
         """Write a weight; see Placement. Raises EngineError."""
         form = make()
         try:
@@ -62,7 +64,7 @@ class FileWriter:
             stored = self._written(form)
         except OSError as error:
             raise self._failed(error) from error
-        self._weights.append(PlacedWeight(self._layer, expert, stored))
+        self._weights.append(PlacedWeight(self._layer, expert, names, stored))
         self._report()
         return stored.within(self._space)
 
@@ -146,11 +148,16 @@ class FileContents:
         """Begin a layer."""
         self._layer = layer
 
-    def place(self, make: Callable[[], WeightForm], expert: int | None = None) -> WeightForm:
+    def place(
+        self, make: Callable[[], WeightForm], expert: int | None = None, names: tuple[str, ...] = ()
+    ) -> WeightForm:
         """Return the next weight; see Placement. Raises EngineError if the file has another one there."""
         found = next(self._weights, None)
-        if found is None or (found.layer, found.expert) != (self._layer, expert):
-            raise EngineError(f"the weights file has other weights in layer {self._layer}: remove it")
+        if found is None or (found.layer, found.expert, found.names) != (self._layer, expert, names):
+            stored = "nothing" if found is None else f"{', '.join(found.names)} of layer {found.layer}"
+            raise EngineError(
+                f"the weights file has {stored} where {', '.join(names)} of layer {self._layer} is wanted: remove it"
+            )
         return found.form.within(self._space)
 
     def end_layer(self) -> None:

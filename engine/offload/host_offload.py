@@ -36,7 +36,9 @@ class HostPlacement:
         """Begin a layer."""
         assert layer == len(self.layers), "layers are placed in order"
 
-    def place(self, make: Callable[[], WeightForm], expert: int | None = None) -> WeightForm:
+    def place(
+        self, make: Callable[[], WeightForm], expert: int | None = None, names: tuple[str, ...] = ()
+    ) -> WeightForm:
         """Note the large tensors of a weight; see Placement."""
         form = make()
         self._tensors += [each for each in _tensors(form) if each.nbytes >= MIN_BYTES and each.is_contiguous()]

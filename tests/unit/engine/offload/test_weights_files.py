@@ -20,10 +20,11 @@ from baton.engine.errors import EngineError, InvalidCheckpoint
 from baton.engine.offload.address_space import AddressSpace
 from baton.engine.offload.disk_offload import DiskOffload
 from baton.engine.offload.file_store import FileStore
-from baton.engine.offload.file_writer import FileWriter
+from baton.engine.offload.file_writer import FileContents, FileWriter
 from baton.engine.offload.unit_reads import UnitReader
+from baton.engine.offload.weights_file import WeightsFile
 from tests.checkpoints import make_checkpoint
-from tests.unit.engine.offload.file_rig import numbered
+from tests.unit.engine.offload.file_rig import never, numbered
 from tests.unit.engine.offload.offload_rig import config_of, outputs, requests, running
 
 LEAST = 300_000  # bytes of memory, with which most layers stream
@@ -267,3 +268,28 @@ def test_the_progress_of_writing_is_logged(tmp_path: Path, caplog: pytest.LogCap
         "weights offload: 50% of 0.00 GB are written",
         "weights offload: 100% of 0.00 GB are written",
     ]
+
+
+def test_a_file_whose_weights_are_of_other_tensors_is_not_used(tmp_path: Path) -> None:
+    """Such as one of a release that reads a layer's projections in another order."""
+    writer = FileWriter(tmp_path / "file", AddressSpace(1 << 20))
+    writer.begin_layer(0)
+    writer.place(lambda: numbered(1), names=("layers.0.k_proj.weight",))
+    writer.end_layer()
+    writer.finish()
+    file = WeightsFile(tmp_path / "file")
+    contents = FileContents(file.layout, AddressSpace(file.layout.num_bytes))
+    contents.begin_layer(0)
+    text = "has layers.0.k_proj.weight of layer 0 where layers.0.q_proj.weight of layer 0 is wanted"
+    with pytest.raises(EngineError, match=text):
+        contents.place(never, names=("layers.0.q_proj.weight",))
+    file.close()
+
+
+def test_the_layout_names_the_tensors_of_a_checkpoint(directory: Path) -> None:
+    file = WeightsFile(only_file(directory))
+    names = [name for weight in file.layout.weights for name in weight.names]
+    assert "model.layers.7.mlp.down_proj.weight" in names
+    assert not [name for name in names if "norm" in name]  # these stay in memory
+    assert all(weight.names for weight in file.layout.weights)
+    file.close()
