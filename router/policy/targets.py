@@ -74,13 +74,14 @@ class Targets:
             return self.ttft_s * next_prompt
         share, step_s = self.token_share(worker, num_more), self.tpot_s * self._step_share(worker, num_more)
         lengths = request.typical_output_tokens or (request.mean_output_tokens,)
-        there = comes = 0.0  # sums over responses: of one that decodes, of one that arrives halfway, on average
-        for length in lengths:
-            there += length * self._slowing(share, work_s / length)
-            comes += self._slowing(share, work_s / 2 / length)
         total = sum(lengths)
-        num_coming = num_staying * work_s * len(lengths) / (total * step_s) if step_s > 0 else 0.0
-        disturbed = worker.num_decoding * there / total + num_coming * comes / len(lengths)
+        disturbed = 0.0
+        if worker.num_decoding:
+            there = sum(length * self._slowing(share, work_s / length) for length in lengths)
+            disturbed = worker.num_decoding * there / total
+        if step_s > 0:  # for those that arrive, on average halfway
+            comes = sum(self._slowing(share, work_s / 2 / length) for length in lengths)
+            disturbed += num_staying * work_s * comes / (total * step_s)
         return self.ttft_s * (disturbed + next_prompt)
 
     def pause_s(self, request: RoutedRequest, seconds: float) -> float:
