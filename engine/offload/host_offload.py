@@ -75,6 +75,7 @@ class HostPlacement:
         streamed = {index: layer for index, layer in enumerate(self.layers) if index not in kept}
         self.layers = []
         stream = DeviceStream(streamed, device, copies)
+        stream.counters.num_stored_bytes = sum(sizes[index] for index in streamed)
         model.layers = [
             layer if index in kept else replace(layer, residency=stream.residency(index))
             for index, layer in enumerate(model.layers)
