@@ -157,12 +157,12 @@ class TransferOrder:
         by_group = list(zip(tables, self.first_blocks, strict=True))
         return [table[index] for index in range(start, end) for table, first in by_group if index >= first]
 
-    def places(self, start: int = 0) -> list[BlockPlace]:
-        """Return the places of the blocks that `blocks` returns from `start` on, in the same order."""
+    def places(self) -> list[BlockPlace]:
+        """Return the places of the blocks that `blocks` returns, in the same order."""
         num_groups = len(self.first_blocks)
         by_index = [
             BlockPlace(index, group)
-            for index in range(start, self.end)
+            for index in range(min(self.first_blocks), self.end)
             for group, first in enumerate(self.first_blocks)
             if index >= first
         ]

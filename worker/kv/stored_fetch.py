@@ -67,6 +67,8 @@ class StoredFetch:
         self._num_known = 0  # blocks of the prefix that the pool had
         self._own: OwnFetch | None = None
         self._others: list[RankFetch] = []
+        self._places = self._order.places()
+        self._found_tiers = [found.tiers[place] for place in self._places]
         self._tiers: list[Tier] = []  # of the blocks that are fetched, in transfer order
 
     @property
@@ -92,8 +94,8 @@ class StoredFetch:
         self._num_known = min(request.num_computed_tokens // self._block_size, self._found.num_blocks)
         if self._num_known == self._found.num_blocks:  # the pool has them all by now
             return
-        places = self._order.places(self._num_known)
-        self._tiers = [self._found.tiers[place] for place in places]
+        start = self._order.num_before(self._num_known)
+        places, self._tiers = self._places[start:], self._found_tiers[start:]
         keys = [block_key(request.block_hashes[place.index], place.number) for place in places]
         blocks = self._order.blocks(request.block_tables, self._num_known, state=request.state_blocks)
         try:
@@ -178,7 +180,7 @@ class StoredFetch:
 
     def _pays(self, num_cached: int) -> bool:
         """Return whether each tier's share of the missing blocks is fetched sooner than computed."""
-        missing = [self._found.tiers[place] for place in self._order.places(num_cached)]
+        missing = self._found_tiers[self._order.num_before(num_cached) :]
         counts = {tier.store.name: (tier, missing.count(tier)) for tier in missing}.values()
         compute_s = (self._found.num_blocks - num_cached) * self._block_s
         now_s = time.monotonic()
