@@ -25,7 +25,7 @@ POLL_S = 0.05  # between two looks for blocks to save
 MANY = 16  # blocks that are saved at once: the next prompt may evict them
 PAUSE_S = 0.25  # for fewer, as each batch takes calls between steps
 FAILURE_PAUSE_S = 10.0  # after a failure of the worker itself
-BATCH_BYTES = 32 << 20  # of blocks that are copied at once
+BATCH_BYTES = 64 << 20  # of blocks that are copied at once: each batch takes calls between steps
 FLUSH_S = 5.0  # for blocks that are not saved when the worker ends
 
 

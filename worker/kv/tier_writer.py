@@ -14,7 +14,7 @@ from baton.worker.kv.tier import Tier
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 4  # batches of a store behind the one that is written
+MAX_WAITING = 2  # batches of a store behind the one that is written
 WRITE_S = 20.0  # for a batch; a store that takes longer is asked for nothing until it has ended
 PATIENCE_S = 1.0  # for a store without room; then it misses batches until it has written those that it has
 
