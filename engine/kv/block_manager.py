@@ -294,14 +294,9 @@ class BlockManager:
         return self.pins.hold(blocks, num_blocks)
 
     def take_used(self, count: int) -> list[UsedBlock]:
-        """Return up to `count` used blocks that are cached and whose KV this model computed. With one KV group.
-
-        They are not held, which would change the order of eviction; see `UsedBlocks.end_copy`.
-        """
+        """Return about `count` used blocks that are cached and whose KV this model computed; see `UsedBlocks`."""
         assert self.used is not None
-        found = ((each, self.cache.block_of(each)) for each in self.used.take(count) if each in self.cache)
-        own = ((block_hash, block) for block_hash, block in found if block not in self._origins)
-        return [UsedBlock(block_hash, block, self.cache.pool.num_allocations(block)) for block_hash, block in own]
+        return self.used.take_cached(count, self.cache, self._origins)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that every block has exactly its expected holders."""

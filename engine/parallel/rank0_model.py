@@ -75,7 +75,7 @@ class Follower:
         self.kv_parts = loaded.kv_parts
         self.pool = loaded.pool
         self._cores = loaded.cores
-        self.fingerprint = loaded.fingerprint
+        self.fingerprint, self.origin = loaded.fingerprint, loaded.origin
         self._model = loaded.model
         self._tensor = tensor
         self.adapters = AdapterRegistry(config.lora, loaded.adapted)  # here it only reads: batches have numbers

@@ -15,7 +15,6 @@ def refused(reason: str, evidence: str) -> Untested:
 
 
 NO_EXPERTS = {"EP 2": refused("the model has no experts", "expert_parallel: .* without experts to spread")}
-HYBRID_STORE = {"restart": refused("KV stores do not support recurrent state nor windows yet", "do not support models")}
 INT8_SHARDS = Untested(
     Status.NOT_APPLICABLE,
     "other tokens: ranks have one rank's weights, but round their columns of activations with scales of their own",
@@ -92,7 +91,6 @@ DRAFTS = (
         (*SHARDED, "--state-checkpoint-tokens=32"),
         ('--speculative-config={"method": "ngram", "num_speculative_tokens": 6}',),
         small_pool_blocks=45,
-        untested=HYBRID_STORE,
     ),
 )
 KV_TYPES = (
@@ -153,7 +151,7 @@ MODELS = (
         (*SHARDED, "--hybrid-kv-cache"),
         small_pool_blocks=20,  # each has KV of all layers, of which windows give back most
         longest=240,
-        untested={**NO_EXPERTS, **HYBRID_STORE},
+        untested=NO_EXPERTS,
     ),
     ClusterSpec(
         "recurrent state",
@@ -161,7 +159,6 @@ MODELS = (
         (of_model("recurrent state", prompt(19)),),
         (*SHARDED, "--state-checkpoint-tokens=32"),
         small_pool_blocks=45,
-        untested=HYBRID_STORE,
     ),
     ClusterSpec(
         "latent attention",
