@@ -82,6 +82,7 @@ class Scheduler:
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
         request.num_cached_tokens = 0 if request.needs_whole_prompt else self.blocks.num_cached_tokens(request)
+        request.num_idle_blocks = self.blocks.num_idle_cached(request) if request.num_cached_tokens else 0
         self._requests[request.request_id] = request
         self._adapters.hold(request)
         self.waiting.add(request)

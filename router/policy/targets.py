@@ -12,6 +12,7 @@ are long than among arrivals, since they stay longer), and over those that arriv
 """
 
 from dataclasses import dataclass
+from math import sqrt
 
 from baton.router.policy.cluster import RoutedRequest, WorkerRole
 from baton.router.policy.estimates import WorkerTimes
@@ -49,11 +50,12 @@ class Targets:
         """Return whether decoding with one more sequence would nearly reach the TPOT target.
 
         Prompts count only for a worker of both roles, which computes those of others: a decode worker's are its own.
+        They do not delay all responses alike: a short one gets several of them, or none.
         After a handover the second token takes about two steps, for one is in progress when the KV arrives. Short
         responses must have room for that, too.
         """
         if decode.worker.role is WorkerRole.BOTH:
-            return self.token_share(decode, num_more=1) > TIGHT_SHARE
+            return self._shared_share(request, decode) > TIGHT_SHARE
         shortest = min(request.typical_output_tokens, default=request.mean_output_tokens)
         return self._step_share(decode, num_more=1) * (1 + 1 / shortest) > TIGHT_SHARE
 
@@ -97,6 +99,20 @@ class Targets:
         if share + delay > LOST_SHARE:
             share = min(share, max(DEAREST_SHARE, LOST_SHARE - delay))
         return _token_cost(share + delay) - _token_cost(share)
+
+    def _shared_share(self, request: RoutedRequest, worker: WorkerTimes) -> float:
+        """Return the TPOT of a short response among the prompts of a worker, with a margin, as a share of the target.
+
+        Prompts arrive at random (Poisson), each taken to be as long as this one. Those that arrive while another one is
+        computed delay the response as well: their number has a Borel-Tanner distribution (Tanner, 1953). The margin is
+        the delay's standard deviation. A worker that is idle between two prompts is not without them.
+        """
+        step_share = self._step_share(worker, num_more=1)
+        prompt_share = min(MOST_PROMPT_SHARE, worker.worker.prompt_share)
+        prompts = step_share * prompt_share / (1 - prompt_share)
+        shortest = min(request.typical_output_tokens, default=request.mean_output_tokens)
+        work_s = worker.computed / worker.rates.prefill_tokens_per_s
+        return step_share + prompts + sqrt(prompts * work_s / (shortest * self.tpot_s)) / (1 - prompt_share)
 
     def _step_share(self, worker: WorkerTimes, num_more: int) -> float:
         num_others = max(0, worker.num_decoding + num_more - 1)
