@@ -43,8 +43,7 @@ class Targets:
         """Return the TPOT at a worker with `num_more` sequences as a share of the target: the step time, in the part
         of the worker's time that prompts leave.
         """
-        prompt_share = min(MOST_PROMPT_SHARE, worker.worker.prompt_share) if worker.num_running else 0.0
-        return self._step_share(worker, num_more) / (1 - prompt_share)
+        return self._step_share(worker, num_more) / _left_by_prompts(worker)
 
     def is_tight(self, request: RoutedRequest, decode: WorkerTimes) -> bool:
         """Return whether decoding with one more sequence would nearly reach the TPOT target.
@@ -61,7 +60,8 @@ class Targets:
 
     def joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
         """Return the cost of one more sequence in a worker's steps: for its own tokens and for the others there."""
-        before, after = (_token_cost(self.token_share(decode, num_more)) for num_more in (0, 1))
+        left = _left_by_prompts(decode)
+        before, after = _token_cost(self._step_share(decode, 0) / left), _token_cost(self._step_share(decode, 1) / left)
         stay = request.expected_output_tokens / request.mean_output_tokens
         return self.ttft_s * (after + stay * decode.num_decoding * (after - before))
 
@@ -74,12 +74,14 @@ class Targets:
         num_staying = max(worker.num_decoding, int(worker.worker.role is WorkerRole.DECODE))
         if not num_staying:
             return self.ttft_s * next_prompt
-        share, step_s = self.token_share(worker, num_more), self.tpot_s * self._step_share(worker, num_more)
+        step_share = self._step_share(worker, num_more)
+        share, step_s = step_share / _left_by_prompts(worker), self.tpot_s * step_share
         lengths = request.typical_output_tokens or (request.mean_output_tokens,)
         there = comes = 0.0  # sums over responses: of one that decodes, of one that arrives halfway, on average
+        cost, delays = _token_cost(share), work_s / self.tpot_s
         for length in lengths:
-            there += length * self._slowing(share, work_s / length)
-            comes += self._slowing(share, work_s / 2 / length)
+            there += length * _slowing(share, cost, delays / length)
+            comes += _slowing(share, cost, delays / 2 / length)
         total = sum(lengths)
         num_coming = num_staying * work_s * len(lengths) / (total * step_s) if step_s > 0 else 0.0
         disturbed = worker.num_decoding * there / total + num_coming * comes / len(lengths)
@@ -88,17 +90,6 @@ class Targets:
     def pause_s(self, request: RoutedRequest, seconds: float) -> float:
         """Return the cost of a pause in the request's own output, far from its target."""
         return self.ttft_s * SLOPE * seconds / (request.expected_output_tokens * self.tpot_s)
-
-    def _slowing(self, share: float, token_s: float) -> float:
-        """Return the cost of `token_s` more per token for a response at this share of its target.
-
-        It never decreases with the share. A lost response would lose less, but the slowest worker must not attract
-        more work for that.
-        """
-        delay = token_s / self.tpot_s
-        if share + delay > LOST_SHARE:
-            share = min(share, max(DEAREST_SHARE, LOST_SHARE - delay))
-        return _token_cost(share + delay) - _token_cost(share)
 
     def _shared_share(self, request: RoutedRequest, worker: WorkerTimes) -> float:
         """Return the TPOT of a short response among the prompts of a worker, with a margin, as a share of the target.
@@ -115,18 +106,40 @@ class Targets:
         return step_share + prompts + sqrt(prompts * work_s / (shortest * self.tpot_s)) / (1 - prompt_share)
 
     def _step_share(self, worker: WorkerTimes, num_more: int) -> float:
-        num_others = max(0, worker.num_decoding + num_more - 1)
-        return (worker.rates.decode_step_s + worker.rates.decode_sequence_s * num_others) / self.tpot_s
+        num_others, rates = worker.num_decoding + num_more - 1, worker.rates
+        if num_others <= 0:
+            return rates.decode_step_s / self.tpot_s
+        return (rates.decode_step_s + rates.decode_sequence_s * num_others) / self.tpot_s
 
 
 DEFAULT_TARGETS = Targets(ttft_s=1.0, tpot_s=0.05)
 
 
+def _left_by_prompts(worker: WorkerTimes) -> float:
+    """Return the share of its time that a worker has left for decoding."""
+    if not worker.num_running:
+        return 1.0
+    prompt_share = worker.worker.prompt_share
+    return 1 - (prompt_share if prompt_share < MOST_PROMPT_SHARE else MOST_PROMPT_SHARE)
+
+
 def _token_cost(share: float) -> float:
     """Return the cost of a TPOT at this share of the target; linear once the response is lost."""
     if share <= LOST_SHARE:
-        return float(SLOPE * share + share**POWER)
-    return float(SLOPE * share + LOST_COST + LOST_SLOPE * (share - LOST_SHARE))
+        square = share * share
+        return SLOPE * share + square * square
+    return SLOPE * share + LOST_COST + LOST_SLOPE * (share - LOST_SHARE)
+
+
+def _slowing(share: float, cost: float, delay: float) -> float:
+    """Return the cost of `delay`, a share of the target, per token of a response at `share`, which is its `cost`.
+
+    It never decreases with the share. A lost response would lose less, but the slowest worker must not attract more
+    work for that.
+    """
+    if share + delay > LOST_SHARE and share > (least := max(DEAREST_SHARE, LOST_SHARE - delay)):
+        return _token_cost(least + delay) - _token_cost(least)
+    return _token_cost(share + delay) - cost
 
 
 def _power(share: float) -> float:
