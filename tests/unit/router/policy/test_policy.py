@@ -65,7 +65,7 @@ def test_colocated_workers_decode_if_decode_workers_are_full() -> None:
     assert names(promised(request(2000), cluster(roomy, busy_with_prompts("b")))) == ("d", "b", None)
     full = worker("d", requests=86, max_num_seqs=99)  # 18.6 ms of the 20
     assert names(promised(request(2000), cluster(full, both("b")))) == ("b", None, None)
-    assert names(promised(request(2000), cluster(full, worker("e", requests=3), both("b"))))[0] == "e"
+    assert names(promised(request(2000), cluster(full, worker("e", requests=3), busy_with_prompts("b"))))[0] == "e"
     assert names(COST(request(2000), cluster(full, both("b"))))[0] == "d"  # nothing is promised
     assert names(COST(request(2000), cluster(worker("d", requests=99, max_num_seqs=99), both("b"))))[0] == "b"
 
@@ -73,7 +73,7 @@ def test_colocated_workers_decode_if_decode_workers_are_full() -> None:
 def test_colocated_workers_decode_while_their_prompts_leave_room() -> None:
     """Short outputs have less room: a prompt in between is most of their time."""
     promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
-    decode, idle = worker("d", requests=20), both("b", requests=1)
+    decode, idle = worker("d", requests=60, max_num_seqs=99), both("b", requests=1)
     shared = replace(idle, prompt_share=0.3)
     short = replace(request(2000), mean_output_tokens=100.0, typical_output_tokens=(8.0, 20.0, 100.0, 272.0))
     assert names(promised(request(2000), cluster(decode, idle)))[0] == "b"
