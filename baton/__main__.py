@@ -10,7 +10,7 @@ COMMANDS = {
     "stop": "Stop a server that runs in the background.",
     "chat": "Chat with a running server in the terminal.",
     "status": "Show a running server's workers.",
-    "trace": "Show where the time of a recent request went.",
+    "trace": "Show where the time of a running or recent request went.",
     "logs": "Show the logs of a server on this machine.",
     "bench": "Benchmark any OpenAI-compatible server: latency, throughput and goodput.",
     "doctor": "Check this machine, or a running cluster and its links, for problems.",

@@ -5,8 +5,9 @@
 One worker computes and decodes. Its KV cache holds one prompt, so each prompt evicts the one before it. In turn, a new
 prompt is computed, and the one before the last is sent again and comes from the store; both TTFTs are medians. Files of
 the disk are dropped from the page cache before they are read. The limit is the time in which one thread reads the same
-bytes from the store into memory that is in use: of host memory by a copy, of a disk by reads without the page cache, of
-Redis by GETs.
+bytes from the store into memory that is in use (of host memory by a copy, of a disk by reads without the page cache, of
+Redis by GETs), plus the time that the tokens which are not stored, at least the last one, take at the rate at which the
+whole prompt is computed.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class TierSetup:
 
     flags: Sequence[str]
     drop_caches: Callable[[], None]
-    read_all: Callable[[], int]  # reads every stored block once with one thread, and returns the number of bytes
+    read_all: Callable[[], float]  # reads every stored block once with one thread, and returns the bytes per second
 
 
 @asynccontextmanager
@@ -87,21 +88,25 @@ def _drop(root: Path) -> None:
         os.close(fd)
 
 
-def _read_files(root: Path) -> int:
+def _read_files(root: Path) -> float:
     paths = _block_files(root)
     sizes = [path.stat().st_size for path in paths]
     memory = np.ones(sum(sizes), np.uint8)  # in use, so that no page is created while it is read into
     start = 0
+    begun_s = time.perf_counter()
     for path, size in zip(paths, sizes, strict=True):
         with path.open("rb", buffering=0) as file:
             file.readinto(memory[start : start + size].data)
         start += size
-    return start
+    return start / (time.perf_counter() - begun_s)
 
 
-def _read_redis(url: str) -> int:
+def _read_redis(url: str) -> float:
     client = redis.Redis.from_url(url)
-    return sum(len(client.get(key) or b"") for key in client.scan_iter(count=1000))  # type: ignore[arg-type]
+    keys = list(client.scan_iter(count=1000))
+    begun_s = time.perf_counter()
+    num_bytes = sum(len(client.get(key) or b"") for key in keys)  # type: ignore[arg-type]
+    return num_bytes / (time.perf_counter() - begun_s)
 
 
 async def measure(model: Path, tier: str, num_tokens: int, repeats: int, report: Report) -> None:
@@ -123,12 +128,11 @@ async def measure(model: Path, tier: str, num_tokens: int, repeats: int, report:
                     await asyncio.sleep(1)  # until its blocks are saved
                     setup.drop_caches()
                     fetched.append(await one(url, prompts[turn - 1]))
-                    _check(fetched[-1], tier, num_tokens)
+                    num_stored = _num_stored(fetched[-1], tier, num_tokens)
                 setup.drop_caches()
-                started_s = time.perf_counter()
-                read_bytes = setup.read_all()
-                limit_ms = 1e3 * (time.perf_counter() - started_s) * num_bytes / read_bytes
+                read_ms = 1e3 * num_bytes * num_stored / num_tokens / setup.read_all()
     computed_ms, fetched_ms = (1e3 * median(each.ttft_s for each in times[1:]) for times in (computed, fetched))
+    limit_ms = read_ms + computed_ms * (1 - num_stored / num_tokens)
     report.add(
         tier, num_tokens, num_bytes / 1e6, computed_ms, fetched_ms, computed_ms / fetched_ms, limit_ms,
         limit_ms / fetched_ms,
@@ -141,10 +145,12 @@ async def one(url: str, prompt: list[int]) -> RequestTimes:
     return (await run_wave(url, [prompt], NUM_OUTPUT_TOKENS)).requests[0]
 
 
-def _check(times: RequestTimes, tier: str, num_tokens: int) -> None:
+def _num_stored(times: RequestTimes, tier: str, num_tokens: int) -> int:
+    """Return how many tokens of a prompt came from the tier: nearly all."""
     name, _, count = times.headers.get(STORED, "").partition("=")
     if name != tier or int(count) < num_tokens - (SPARE_BLOCKS + 2) * BLOCK_SIZE:
         raise RuntimeError(f"{STORED}: {times.headers.get(STORED)!r}, but all {num_tokens} are in the {tier} tier")
+    return int(count)
 
 
 @click.command()

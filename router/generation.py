@@ -235,8 +235,8 @@ def cached_tokens(served_by: ServedBy) -> int:
     """Return the number of prompt tokens that no worker had to compute."""
     if served_by.prefill_worker and served_by.prefill_worker != served_by.decode_worker:
         return served_by.prefill_cached_tokens
-    stored = sum(served_by.stored_tokens.values())
-    return served_by.decode_cached_tokens + served_by.prefix_pulled_tokens + stored
+    num_stored = sum(served_by.stored_tokens.values()) if served_by.stored_tokens else 0
+    return served_by.decode_cached_tokens + served_by.prefix_pulled_tokens + num_stored
 
 
 DELTA_BYTES = 500  # size in memory of a delta without content

@@ -11,7 +11,14 @@ WEIGHTS = "model.safetensors"
 ARCHITECTURES = {"eagle": "LlamaForCausalLM", "eagle3": "LlamaForCausalLMEagle3"}
 
 
-def random_head(model: Path, directory: Path, method: str, seed: int = 0, num_drafted: int | None = None) -> Path:
+def random_head(
+    model: Path,
+    directory: Path,
+    method: str,
+    seed: int = 0,
+    num_drafted: int | None = None,
+    head_dim: int = HEAD_DIM,
+) -> Path:
     """Save a head for a model, of EAGLE or EAGLE-3; returns its directory.
 
     num_drafted: how many tokens a head of EAGLE-3 drafts, every other one at first; None: all.
@@ -19,7 +26,7 @@ def random_head(model: Path, directory: Path, method: str, seed: int = 0, num_dr
     generator = torch.Generator().manual_seed(seed)
     target = json.loads((model / "config.json").read_text())
     hidden, vocab = target["hidden_size"], target["vocab_size"]
-    shapes = _shapes(method, hidden)
+    shapes = _shapes(method, hidden, head_dim)
     if method == "eagle3":
         shapes["lm_head.weight"] = (num_drafted or vocab, hidden)
     tensors = {
@@ -37,7 +44,7 @@ def random_head(model: Path, directory: Path, method: str, seed: int = 0, num_dr
         "num_hidden_layers": 1,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
+        "head_dim": head_dim,
         "intermediate_size": INNER,
         "max_position_embeddings": 64,
         "rms_norm_eps": 1e-5,
@@ -97,15 +104,15 @@ def with_mtp(model: Path, seed: int = 0) -> Path:
     return model
 
 
-def _shapes(method: str, hidden: int) -> dict[str, tuple[int, ...]]:
+def _shapes(method: str, hidden: int, head_dim: int) -> dict[str, tuple[int, ...]]:
     is_third = method == "eagle3"
     prefix, width = ("midlayer", 2 * hidden) if is_third else ("layers.0", hidden)
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, (3 if is_third else 2) * hidden),
-        f"{prefix}.self_attn.q_proj.weight": (HEADS * HEAD_DIM, width),
-        f"{prefix}.self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, width),
-        f"{prefix}.self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, width),
-        f"{prefix}.self_attn.o_proj.weight": (hidden, HEADS * HEAD_DIM),
+        f"{prefix}.self_attn.q_proj.weight": (HEADS * head_dim, width),
+        f"{prefix}.self_attn.k_proj.weight": (KV_HEADS * head_dim, width),
+        f"{prefix}.self_attn.v_proj.weight": (KV_HEADS * head_dim, width),
+        f"{prefix}.self_attn.o_proj.weight": (hidden, HEADS * head_dim),
         f"{prefix}.mlp.gate_proj.weight": (INNER, hidden),
         f"{prefix}.mlp.up_proj.weight": (INNER, hidden),
         f"{prefix}.mlp.down_proj.weight": (hidden, INNER),

@@ -152,7 +152,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.ListAdaptersRequest, context: Context
     ) -> worker_pb2.AdapterList:
         """Return the LoRA adapters."""
-        listed = self._adapters.list()
+        listed = worker_pb2.AdapterList()
+        listed.CopyFrom(self._adapters.list())
         resident = frozenset((await self._host.stats()).resident_adapters)
         for adapter in listed.adapters:
             adapter.is_resident = adapter.name in resident

@@ -1,4 +1,4 @@
-"""`baton trace`: the timeline of a recent request."""
+"""`baton trace`: the timeline of a running or recent request."""
 
 import json
 import ssl
@@ -23,7 +23,7 @@ READ_TIMEOUT_S = 10.0
 @https_flags
 @click.option("--json", "as_json", is_flag=True, help="Print the server's JSON response.")
 def command(request_id: str, url: str, api_key: str | None, as_json: bool, https: ssl.SSLContext | None) -> None:
-    """Show where the time of a recent request went, at the router and at its workers.
+    """Show where the time of a running or recent request went, at the router and at its workers.
 
     REQUEST_ID is the response's x-request-id. The router keeps timelines if it was started with --keep-timelines or
     --otlp-traces-endpoint.

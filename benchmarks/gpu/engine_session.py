@@ -27,13 +27,15 @@ class Answer:
 
 def start_engine(model: Path, setting: Setting, **options: Any) -> Engine:
     """Start an engine on the setting's device, by default with short contexts and few CUDA graphs."""
-    options = {"max_model_len": 512, "max_num_seqs": 32, **options}
-    return Engine(EngineConfig(model=str(model), dtype=setting.dtype_name, device=str(setting.device), **options))
+    options = {"max_model_len": 512, "max_num_seqs": 32, "dtype": setting.dtype_name, **options}
+    return Engine(EngineConfig(model=str(model), device=str(setting.device), **options))
 
 
-def greedy(num_tokens: int, logprobs: int | None = None) -> SamplingParams:
+def greedy(num_tokens: int, logprobs: int | None = None, prompt_logprobs: int | None = None) -> SamplingParams:
     """Return greedy sampling of exactly `num_tokens`, ignoring end-of-sequence tokens."""
-    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs)
+    return SamplingParams(
+        temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=logprobs, prompt_logprobs=prompt_logprobs
+    )
 
 
 def request(name: str, prompt: Sequence[int], sampling: SamplingParams, **options: Any) -> Request:
@@ -54,9 +56,11 @@ class EngineSession:
         self.engine = engine
         self.answers: dict[str, Answer] = {}
 
-    def add(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        """Queue a request."""
-        self.engine.add(request(name, prompt, sampling))
+    def add(self, name: str, prompt: Sequence[int], sampling: SamplingParams, **options: Any) -> Request:
+        """Queue a request, and return it."""
+        added = request(name, prompt, sampling, **options)
+        self.engine.add(added)
+        return added
 
     def step(self) -> Schedule:
         """Run one step until its tokens are on the host, and return its schedule."""
@@ -96,9 +100,9 @@ class EngineSession:
 
     def _gather(self, output: StepOutput) -> None:
         for each in output.outputs:
-            if each.sampled is not None:
+            for sampled in each.all_sampled:
                 answer = self.answers.setdefault(each.request_id, Answer())
-                answer.token_ids.append(each.sampled.token_id)
-                if each.sampled.logprobs is not None:
-                    top = (each.sampled.logprobs.chosen, *each.sampled.logprobs.top)
+                answer.token_ids.append(sampled.token_id)
+                if sampled.logprobs is not None:
+                    top = (sampled.logprobs.chosen, *sampled.logprobs.top)
                     answer.top.append({candidate.token_id: candidate.logprob for candidate in top})

@@ -5,9 +5,10 @@ export const NONE = "–";
 export function seconds(value: number | null | undefined): string {
   if (value == null) return NONE;
   if (value < 0.01) return `${(value * 1000).toFixed(1)} ms`;
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
   if (value < 100) return `${Number(value.toFixed(value < 10 ? 2 : 1))} s`;
-  return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  const rounded = Math.round(value); // first: 119.7 s are 2 min 0 s
+  return `${Math.floor(rounded / 60)} min ${rounded % 60} s`;
 }
 
 export function count(value: number | null | undefined): string {

@@ -43,15 +43,15 @@ function Found({ id, live, isPaused }: { id: string; live: LiveRow[]; isPaused: 
   if (lookup.kind === "failed")
     return (
       <p class="error" role="alert">
-        {lookup.text} The console tries again.
+        {lookup.text.replace(/\.$/, "")}. The console tries again.
       </p>
     );
   return (
     <Section title="Not found">
       <p role="status">{lookup.text}</p>
       <p class="note">
-        A router keeps the timelines of the last requests alone, as many as <code>--keep-timelines</code> says. With several routers, only the one that
-        served a request has its timeline. Requests without a valid API key have none.
+        A router keeps the timelines of its most recent requests only, as many as <code>--keep-timelines</code> allows. With several routers, only the
+        one that served a request has its timeline. Requests of batches, and those without a valid API key, have none.
       </p>
       <button type="button" class="look-again" onClick={again}>
         Look again
@@ -104,11 +104,11 @@ function TimelineView({ timeline, live }: { timeline: Timeline; live: LiveRow[] 
           <Tile name="Output tokens" value={count(outputTokens(timeline, live))} />
         </dl>
         <p class="visually-hidden" role="status">
-          {`The request is ${stateOf(timeline)}.`}
+          {`The request ${STATES[stateOf(timeline)]}.`}
         </p>
         {timeline.running && live.length > 0 && <Progress live={live} />}
       </Section>
-      <Section title="Timeline" note={timeline.running ? "Workers report their spans when they end their part." : `${spans.length} spans in ${processes} ${processes === 1 ? "process" : "processes"}`}>
+      <Section title="Timeline" note={timeline.running ? "The workers' spans follow when their attempt has ended." : `${spans.length} spans in ${processes} ${processes === 1 ? "process" : "processes"}`}>
         <SpanTable timeline={timeline} />
         {timeline.dropped_spans > 0 && <p class="note">{count(timeline.dropped_spans)} further spans were dropped.</p>}
         {timeline.sampled && (
@@ -125,17 +125,21 @@ function failureOf(timeline: Timeline): string {
   return timeline.spans[0]?.error ?? "";
 }
 
-function stateOf(timeline: Timeline): string {
+const STATES = { running: "is running", finished: "has finished", failed: "has failed", cancelled: "was cancelled" };
+
+function stateOf(timeline: Timeline): keyof typeof STATES {
   if (timeline.running) return "running";
-  return failureOf(timeline) ? "failed" : "finished";
+  if (failureOf(timeline)) return "failed";
+  return timeline.spans[0]?.events.some(({ name }) => name === "client_gone") ? "cancelled" : "finished";
 }
 
 function resultOf(timeline: Timeline): string | undefined {
   const reasons = timeline.attributes["gen_ai.response.finish_reasons"];
-  return failureOf(timeline) || (Array.isArray(reasons) ? reasons.join(", ") : undefined);
+  return failureOf(timeline) || (Array.isArray(reasons) ? [...new Set(reasons)].join(", ") : undefined);
 }
 
 function outputTokens(timeline: Timeline, live: LiveRow[]): number | null {
-  if (timeline.running && live.length) return live.reduce((sum, { row }) => sum + row.tokens, 0);
-  return numberOf(timeline.attributes, "gen_ai.usage.output_tokens");
+  const ended = numberOf(timeline.attributes, "gen_ai.usage.output_tokens"); // of the completions that have ended
+  if (!timeline.running || !live.length) return ended;
+  return live.reduce((sum, { row }) => sum + row.tokens, ended ?? 0);
 }

@@ -15,7 +15,7 @@ export function Requests({ state, model }: { state: State; model: ModelRow }) {
       <Section title="Live requests" note={perProcess(state)}>
         <RequestLanes model={model} />
       </Section>
-      <Section title="Recent requests" note={state.keeps_timelines ? "The last that ended, of all models." : undefined}>
+      <Section title="Recent requests" note={state.keeps_timelines ? ["The last that ended, of all models.", perProcess(state)].filter(Boolean).join(" ") : undefined}>
         <Recent state={state} />
       </Section>
     </>
@@ -85,6 +85,15 @@ function Recent({ state }: { state: State }) {
   );
 }
 
+function Outcome({ request: { error, client_gone } }: { request: RecentRequest }) {
+  const [tone, mark, text] = error ? ["lost", "✕", error] : client_gone ? ["draining", "○", "cancelled"] : ["ready", "●", "finished"];
+  return (
+    <span class={`state state-${tone}`}>
+      <span aria-hidden="true">{mark}</span> {text}
+    </span>
+  );
+}
+
 function RecentLine({ request, hasModel }: { request: RecentRequest; hasModel: boolean }) {
   return (
     <tr>
@@ -94,15 +103,7 @@ function RecentLine({ request, hasModel }: { request: RecentRequest; hasModel: b
       <td class="num" data-label="Arrived">{clock(request.begun_at)}</td>
       {hasModel && <td data-label="Model">{request.model || "–"}</td>}
       <td data-label="State">
-        {request.error ? (
-          <span class="state state-lost">
-            <span aria-hidden="true">✕</span> {request.error}
-          </span>
-        ) : (
-          <span class="state state-ready">
-            <span aria-hidden="true">●</span> finished
-          </span>
-        )}
+        <Outcome request={request} />
       </td>
       <td class="right num" data-label="TTFT">{seconds(request.ttft_s)}</td>
       <td class="right num" data-label="Total">{seconds(request.duration_s)}</td>

@@ -74,14 +74,25 @@ export function SpanTable({ timeline }: { timeline: Timeline }) {
             </tr>
           </thead>
           <tbody>
-            {timeline.spans.map((span, place) => (
-              <SpanRows key={`${place}-${span.name}`} span={span} place={place} total_s={timeline.duration_s} first_s={first_s} />
+            {keyed(timeline.spans).map(([key, span], place) => (
+              <SpanRows key={key} span={span} place={place} total_s={timeline.duration_s} first_s={first_s} />
             ))}
           </tbody>
         </table>
       </TableFrame>
     </>
   );
+}
+
+// Returns the spans with keys that stay the same when a running request gets further spans between them.
+function keyed(spans: TimelineSpan[]): [key: string, span: TimelineSpan][] {
+  const counts = new Map<string, number>();
+  return spans.map((span) => {
+    const name = `${span.where} ${span.name} ${span.start_s}`;
+    const number = counts.get(name) ?? 0;
+    counts.set(name, number + 1);
+    return [`${name} ${number}`, span];
+  });
 }
 
 function SpanRows({ span, place, total_s, first_s }: { span: TimelineSpan; place: number; total_s: number; first_s: number | null }) {
@@ -97,8 +108,8 @@ function SpanRows({ span, place, total_s, first_s }: { span: TimelineSpan; place
             {span.name}
           </button>
           {about && <span class="sub">{about}</span>}
-          {troubles(span).map((text) => (
-            <span key={text} class="sub span-trouble">
+          {troubles(span).map((text, number) => (
+            <span key={number} class="sub span-trouble">
               {text}
             </span>
           ))}
@@ -160,7 +171,7 @@ function Details({ span }: { span: TimelineSpan }) {
           ))}
         </dl>
       )}
-      {!attributes.length && !span.events.length && <p class="note">It has no attributes.</p>}
+      {!attributes.length && !span.events.length && <p class="note">No attributes.</p>}
     </>
   );
 }

@@ -61,6 +61,7 @@ export interface RecentRequest {
   prompt_tokens: number | null;
   output_tokens: number | null;
   error: string; // empty: it did not fail
+  client_gone: boolean; // the client disconnected or cancelled it
 }
 
 export interface ModelRow {

@@ -47,8 +47,9 @@ export type Lookup =
 
 const RUNNING_MS = 1000;
 const FAILED_MS = 2000;
+const MISSING = [400, 404, 414, 431]; // no such timeline, or an id that is too long; others, such as 401, may pass
 
-// Returns what is known of a request, and a function that looks again. `isFrozen`: reads once.
+// Returns what is known of a request, and a function that looks again. `isFrozen`: a running request is not read again.
 export function useTimeline(id: string, isFrozen: boolean): [Lookup, () => void] {
   const [lookup, setLookup] = useState<Lookup>({ kind: "loading" });
   const [attempt, setAttempt] = useState(0);
@@ -58,8 +59,8 @@ export function useTimeline(id: string, isFrozen: boolean): [Lookup, () => void]
     const look = async () => {
       const found = await read(id, abort.signal);
       if (abort.signal.aborted) return;
-      setLookup(found);
-      const pause_ms = isFrozen ? null : pauseAfter(found);
+      setLookup((before) => (found.kind === "failed" && before.kind === "found" ? before : found));
+      const pause_ms = pauseAfter(found, isFrozen);
       if (pause_ms != null) timer = window.setTimeout(() => void look(), pause_ms);
     };
     void look();
@@ -71,18 +72,19 @@ export function useTimeline(id: string, isFrozen: boolean): [Lookup, () => void]
   return [lookup, () => setAttempt((before) => before + 1)];
 }
 
-function pauseAfter(lookup: Lookup): number | null {
+function pauseAfter(lookup: Lookup, isFrozen: boolean): number | null {
   if (lookup.kind === "failed") return FAILED_MS;
-  return lookup.kind === "found" && lookup.timeline.running ? RUNNING_MS : null;
+  return lookup.kind === "found" && lookup.timeline.running && !isFrozen ? RUNNING_MS : null;
 }
 
 async function read(id: string, signal: AbortSignal): Promise<Lookup> {
+  if (id === "." || id === "..") return { kind: "missing", text: "Addresses cannot contain this id, also if it is encoded." };
   try {
     const path = `timelines/${encodeURIComponent(id)}`;
     const response = await fetch(path, { headers: keyHeaders(), signal, cache: "no-store" });
     if (response.ok) return { kind: "found", timeline: (await response.json()) as Timeline };
     const text = await errorText(response);
-    return { kind: response.status >= 500 ? "failed" : "missing", text };
+    return { kind: MISSING.includes(response.status) ? "missing" : "failed", text };
   } catch {
     return { kind: "failed", text: "The router does not respond." };
   }

@@ -46,7 +46,9 @@ def adapt(
     adapters: ModelAdapters = SegmentedAdapters(layers)
     if device.type != "cpu":
         adapters = StackedAdapters(layers, config, dtype)
-    model.adapted = AdaptedLayers(sources, base, DoraFactors(base, sources), dtype, adapters)
+    is_gguf = base.quantization is not None and base.quantization.method == "gguf"
+    paired = shape.head_dim if is_gguf and shape.rope.interleaved else None
+    model.adapted = AdaptedLayers(sources, base, DoraFactors(base, sources), dtype, adapters, paired)
 
 
 def _layers(model: CausalLM, shape: ModelConfig) -> Iterator[AdaptableLayer]:

@@ -20,3 +20,4 @@ class AdaptedLayers:
     dora: DoraFactors
     dtype: torch.dtype  # of the adapters' matrices
     adapters: ModelAdapters
+    paired_head_dim: int | None = None  # of a checkpoint that needs `with_adjacent_pairs`

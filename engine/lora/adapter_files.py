@@ -14,8 +14,8 @@ from baton.engine.checkpoint.tensor_index import read_header
 from baton.engine.errors import InvalidAdapter, InvalidCheckpoint
 from baton.engine.layers.linear_source import LinearSource
 from baton.engine.lora.adapter_tensors import DTYPES, ModuleTensors, by_module
-from baton.engine.lora.base_checkpoint import BaseCheckpoint
-from baton.engine.lora.fit import EMBEDDING, check_fits
+from baton.engine.lora.base_checkpoint import BaseCheckpoint, BaseWeights
+from baton.engine.lora.fit import EMBEDDING, ModuleShape, check_fits
 from baton.engine.lora.peft_config import PeftConfig
 
 TENSORS = "adapter_model.safetensors"
@@ -95,8 +95,7 @@ def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]
         for name, module in modules.items():
             _check_ranks(path, name, module, config, max_rank)
         with path.open("rb") as file:
-            for name, module in modules.items():
-                _check_base(file, name, module, base)
+            _check_copies(file, modules, base)
             read = {name: _matrices(file, name, module, config) for name, module in modules.items()}
     except InvalidCheckpoint as error:
         raise InvalidAdapter(f"{TENSORS} is damaged: {error}") from error
@@ -116,12 +115,17 @@ def _check_ranks(path: Path, name: str, module: ModuleTensors, config: PeftConfi
         )
 
 
-def _check_base(file: BufferedReader, name: str, module: ModuleTensors, base: BaseCheckpoint) -> None:
+def _check_copies(file: BufferedReader, modules: Mapping[str, ModuleTensors], base: BaseCheckpoint) -> None:
     """Raise InvalidAdapter if a copy of base weights differs from the model's."""
-    copy = module.base
-    if copy is None:
+    copies = {name: module.base for name, module in modules.items() if module.base is not None}
+    if not copies:
         return
-    shape = module.shape
+    weights = base.open()
+    for name, copy in copies.items():
+        _check_copy(file, name, copy, modules[name].shape, weights)
+
+
+def _check_copy(file: BufferedReader, name: str, copy: StoredTensor, shape: ModuleShape, base: BaseWeights) -> None:
     rows, columns = (shape.out_features, shape.in_features)
     if name.endswith(EMBEDDING):  # a row for each input
         rows, columns = columns, rows

@@ -9,7 +9,7 @@ from torch import Tensor
 from baton.engine.errors import InvalidAdapter
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.lora.adapter_files import AdapterFiles, ModuleMatrices
-from baton.engine.lora.base_checkpoint import BaseCheckpoint
+from baton.engine.lora.base_checkpoint import BaseCheckpoint, BaseWeights
 
 MAX_KEPT = 128  # adapters whose factors stay in memory
 
@@ -30,8 +30,9 @@ class DoraFactors:
             return {}
         factors = self._kept.pop(digest, None)
         if factors is None:
+            base = self._base.open()
             factors = {
-                key_of(part): factors_of(files.modules[part.name], self._base, source, part)
+                key_of(part): factors_of(files.modules[part.name], base, source, part)
                 for source, part in self._parts
                 if part.name in files.modules
             }
@@ -46,7 +47,7 @@ def key_of(part: ProjectionRows) -> tuple[str, int]:
     return part.name, part.rows.start or 0
 
 
-def factors_of(module: ModuleMatrices, base: BaseCheckpoint, source: LinearSource, part: ProjectionRows) -> Tensor:
+def factors_of(module: ModuleMatrices, base: BaseWeights, source: LinearSource, part: ProjectionRows) -> Tensor:
     """Return the magnitude of each row divided by its norm in `W + scale * b @ a`, fp32 [num_rows].
 
     The norm is that of the whole row, also if this rank has only some of its columns. Raises InvalidAdapter.

@@ -29,6 +29,7 @@ from baton.engine.lora.info import AdapterInfo
 from baton.engine.lora.low_rank import low_ranks
 from baton.engine.lora.memory import AdapterMemory
 from baton.engine.lora.registered import ReadAdapter, RegisteredAdapter
+from baton.engine.lora.row_order import with_adjacent_pairs
 from baton.engine.lora.use import AdapterUse
 from baton.engine.request import Request
 
@@ -99,6 +100,8 @@ class AdapterRegistry:
         info = AdapterInfo(
             name, files.digest(dtype), files.rank, files.num_bytes, files.base_model, target_modules=tuple(targets)
         )
+        if adapted.paired_head_dim is not None:
+            files = with_adjacent_pairs(files, adapted.paired_head_dim)
         factors = adapted.dora.of(files, info.digest)
         adapted.adapters.add(number, low_ranks(files, adapted.sources, dtype, factors))
         return ReadAdapter(number, info, path, time.perf_counter() - started_s)

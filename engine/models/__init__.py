@@ -75,7 +75,7 @@ def load_model(
         model = ModelLoader(weights, config, attention, tensor, group, groups).load()
         if lora is not None and lora.enabled:
             is_tied = config.tie_word_embeddings and not (family.prefers_stored_head and HEAD in weights)
-            base = BaseCheckpoint(directory, stored, prefixes, is_tied)
+            base = BaseCheckpoint.of(directory, stored, prefixes, is_tied=is_tied)
             adapt(model, config, lora, device, dtype if lora.dtype == "auto" else torch_dtype(lora.dtype), base)
     weights.finish(lambda name: _is_not_of_model(name, config))
     if group is None:

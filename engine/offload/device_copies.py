@@ -1,5 +1,6 @@
 """Copies to a device next to its computation, and the host memory that they are made from."""
 
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -27,6 +28,10 @@ class DeviceCopies(Protocol):
         """Let later copies to a buffer wait for the computation that was launched so far."""
         ...
 
+    def close(self) -> None:
+        """Wait for the copies, after which host memory and buffers may be freed."""
+        ...
+
 
 class CudaCopies:
     """Copies on a stream of their own. Events order them with the current stream; the host never waits."""
@@ -34,11 +39,12 @@ class CudaCopies:
     def __init__(self, device: torch.device, num_buffers: int) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pinned: list[Tensor] = []
         self._copied = [torch.cuda.Event() for _ in range(num_buffers)]  # type: ignore[no-untyped-call]
         self._released = [torch.cuda.Event() for _ in range(num_buffers)]  # type: ignore[no-untyped-call]
 
     def pin(self, memory: Tensor) -> None:
-        """Lock the memory's pages, for as long as the process lives. Raises EngineError.
+        """Lock the memory's pages until `close`. Raises EngineError.
 
         torch's own pinned memory would be rounded up to a power of two.
         """
@@ -49,10 +55,11 @@ class CudaCopies:
                 f"weights_offload host: {memory.nbytes} bytes of host memory cannot be page-locked (CUDA error "
                 f"{code}): free some, or raise the limit of locked memory (ulimit -l)"
             )
+        self._pinned.append(memory)
 
     def start(self, buffer: int, target: Tensor, source: Tensor) -> None:
         """Copy on the side stream; see DeviceCopies."""
-        self._stream.wait_event(self._released[buffer])  # no effect for an event that was never recorded
+        self._stream.wait_event(self._released[buffer])
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
             self._copied[buffer].record(self._stream)
@@ -64,6 +71,14 @@ class CudaCopies:
     def release(self, buffer: int) -> None:
         """Record where the current stream is."""
         self._released[buffer].record(torch.cuda.current_stream(self._device))
+
+    def close(self) -> None:
+        """Wait for the side stream, and unlock the pages: CUDA would take other memory at their addresses for them."""
+        with suppress(RuntimeError):  # a device that has failed copies nothing
+            self._stream.synchronize()
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        while self._pinned:
+            cudart.cudaHostUnregister(self._pinned.pop().data_ptr())
 
 
 class SerialCopies:
@@ -81,3 +96,6 @@ class SerialCopies:
 
     def release(self, buffer: int) -> None:
         """Return: the computation has been made."""
+
+    def close(self) -> None:
+        """Return: all copies have been made."""

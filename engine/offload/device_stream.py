@@ -64,6 +64,8 @@ class DeviceStream:
         for index, layer in layers.items():
             copies.pin(layer.memory)
             layer.within(self._buffers[self._buffer_of[index]])
+        for buffer in range(BUFFERED):
+            copies.release(buffer)  # what was launched so far may still use the memory that a buffer was made of
         for index in self._order[:BUFFERED]:
             self._start(index)
 
@@ -87,7 +89,8 @@ class DeviceStream:
         self._start(next(each for each in following if self._buffer_of[each] == buffer))
 
     def close(self) -> None:
-        """Return: there are no threads, and the memory ends with the process."""
+        """End the copies, and unlock the host memory."""
+        self._copies.close()
 
     def _start(self, layer: int) -> None:
         buffer, memory = self._buffer_of[layer], self._layers[layer].memory

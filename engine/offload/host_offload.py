@@ -1,6 +1,7 @@
 """Weights offload on a GPU: layers' weights are in the machine's memory and copied to the GPU while it computes."""
 
 import logging
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
@@ -13,12 +14,12 @@ from baton.engine.errors import EngineError
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.offload.device_copies import DeviceCopies
 from baton.engine.offload.device_stream import DeviceStream, HostLayer, HostTensor
-from baton.engine.offload.layout import TENSOR_ALIGNMENT
 from baton.engine.offload.residency import BUFFERED, spread
 
 log = logging.getLogger(__name__)
 
 MIN_BYTES = 1 << 16  # smaller tensors, such as scales, stay on the GPU
+ALIGNMENT = 512  # torch's on a GPU; libraries choose other kernels for less aligned weights, with other roundings
 
 
 class HostPlacement:
@@ -44,9 +45,9 @@ class HostPlacement:
 
     def end_layer(self) -> None:
         """Copy the layer's tensors to host memory, and free theirs."""
-        sizes = [-(-each.nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT for each in self._tensors]
+        sizes = [-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in self._tensors]
         *offsets, num_bytes = accumulate(sizes, initial=0)
-        memory = torch.empty(num_bytes, dtype=torch.uint8)
+        memory = _own_pages(num_bytes)
         found = []
         for tensor, offset in zip(self._tensors, offsets, strict=True):
             memory[offset : offset + tensor.nbytes].copy_(tensor.view(-1).view(torch.uint8))
@@ -81,6 +82,14 @@ class HostPlacement:
             *(len(streamed), len(sizes), sum(sizes[index] for index in streamed) / 1e9, device),
         )
         return stream
+
+
+def _own_pages(num_bytes: int) -> Tensor:
+    """Return memory [num_bytes] uint8 that shares no page with other memory, so that CUDA can lock it by itself."""
+    if not num_bytes:
+        return torch.empty(0, dtype=torch.uint8)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def _tensors(form: WeightForm) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+from threading import Lock
 from typing import NoReturn
 
 import torch
@@ -73,6 +74,7 @@ class Follower:
         self._tensor = tensor
         self.adapters = AdapterRegistry(config.lora, loaded.adapted)  # here it only reads: batches have numbers
         self._unused: SimpleQueue[int] = SimpleQueue()  # numbers of adapters to drop between two steps
+        self._step = Lock()  # held during a step
         self._busy_since_s: float | None = None  # monotonic clock; None while waiting for a step
 
     @property
@@ -86,8 +88,9 @@ class Follower:
         return turn_s / 2 if self._tensor.is_waiting else turn_s
 
     def drop_adapter(self, number: int) -> None:
-        """Free an adapter's memory before the next step; may be called on any thread."""
+        """Free an adapter's memory now, or at the end of the step in progress; may be called on any thread."""
         self._unused.put(number)
+        self._drop_unused()
 
     def follow(self) -> NoReturn:
         """Compute all steps until GroupBroken is raised, when rank 0 has ended or another rank is lost."""
@@ -98,13 +101,19 @@ class Follower:
                 while True:
                     batch = self._tensor.receive_broadcast()
                     self._busy_since_s = time.monotonic()
-                    self._drop_unused()
-                    self._model.forward(batch, self.pool)
+                    with self._step:
+                        self._model.forward(batch, self.pool)
                     self._busy_since_s = None
+                    self._drop_unused()
         finally:
             self._busy_since_s = None
             self._tensor.close()
 
     def _drop_unused(self) -> None:
-        while not self._unused.empty():
-            self.adapters.drop(self._unused.get())
+        """Drop adapters unless a step is in progress, at whose end this is called again."""
+        while not self._unused.empty() and self._step.acquire(blocking=False):
+            try:
+                while not self._unused.empty():
+                    self.adapters.drop(self._unused.get())
+            finally:
+                self._step.release()

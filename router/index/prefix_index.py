@@ -137,6 +137,8 @@ class ExpectedBlocks:
         found: dict[str, int] = {}
         for num_blocks in self._lengths.get(hashes[:HASH_BYTES], ()):
             end = num_blocks * HASH_BYTES
+            if end > len(hashes):
+                continue
             for incarnation in self._workers.get(hashes[end - HASH_BYTES : end], ()):
                 found[incarnation] = max(num_blocks, found.get(incarnation, 0))
         return found

@@ -77,14 +77,15 @@ class Targets:
         step_share = self._step_share(worker, num_more)
         share, step_s = step_share / _left_by_prompts(worker), self.tpot_s * step_share
         lengths = request.typical_output_tokens or (request.mean_output_tokens,)
-        there = comes = 0.0  # sums over responses: of one that decodes, of one that arrives halfway, on average
         cost, delays = _token_cost(share), work_s / self.tpot_s
-        for length in lengths:
-            there += length * _slowing(share, cost, delays / length)
-            comes += _slowing(share, cost, delays / 2 / length)
         total = sum(lengths)
-        num_coming = num_staying * work_s * len(lengths) / (total * step_s) if step_s > 0 else 0.0
-        disturbed = worker.num_decoding * there / total + num_coming * comes / len(lengths)
+        disturbed = 0.0
+        if worker.num_decoding:
+            there = sum(length * _slowing(share, cost, delays / length) for length in lengths)
+            disturbed = worker.num_decoding * there / total
+        if step_s > 0:  # for those that arrive, on average halfway
+            comes = sum(_slowing(share, cost, delays / 2 / length) for length in lengths)
+            disturbed += num_staying * work_s * comes / (total * step_s)
         return self.ttft_s * (disturbed + next_prompt)
 
     def pause_s(self, request: RoutedRequest, seconds: float) -> float:

@@ -17,6 +17,7 @@ class RecentRequest:
     prompt_tokens: float | None
     output_tokens: float | None
     error: str  # class of the error that ended it; empty: it did not fail
+    client_gone: bool  # the client disconnected or cancelled it
 
 
 def recent_request(trace: RequestTrace) -> RecentRequest:
@@ -31,6 +32,7 @@ def recent_request(trace: RequestTrace) -> RecentRequest:
         prompt_tokens=_number(trace, "gen_ai.usage.input_tokens"),
         output_tokens=_number(trace, "gen_ai.usage.output_tokens"),
         error=root.error or "",
+        client_gone=trace.is_client_gone,
     )
 
 

@@ -22,6 +22,7 @@ from baton.rpc.tracing.context import TraceContext
 from baton.rpc.tracing.span import Span, SpanRecorder
 
 HTTP_STATUS, GRPC_STATUS = "http.response.status_code", "rpc.response.status_code"
+CLIENT_GONE = "client_gone"  # an event of the root
 CHAT, TEXT_COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"  # gen_ai.operation.name
 
 
@@ -105,7 +106,12 @@ class RequestTrace:
 
     def note_client_gone(self) -> None:
         """Record that the client has disconnected or cancelled the request."""
-        self.root.event("client_gone")
+        self.root.event(CLIENT_GONE)
+
+    @property
+    def is_client_gone(self) -> bool:
+        """Whether the client has disconnected or cancelled the request."""
+        return any(event.name == CLIENT_GONE for event in self.root.events)
 
     def close(self) -> None:
         """End all spans."""

@@ -41,7 +41,9 @@ class Timelines:
 
     def begin(self, trace: RequestTrace) -> None:
         """Add a running request. Of several with the same id, the last one is found."""
-        self._running[TimelineKey(trace.owner, trace.request_id)] = trace
+        key = TimelineKey(trace.owner, trace.request_id)
+        self._running.pop(key, None)  # an entry that is replaced would keep its place
+        self._running[key] = trace
 
     def keep(self, trace: RequestTrace) -> None:
         """Keep the timeline of a request that ended, and drop the oldest ones if there are too many."""

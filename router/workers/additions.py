@@ -1,7 +1,7 @@
 """What the router's commands add to a worker's load, with running sums, so that a read takes constant time."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Addition:
 
     def computed(self) -> "Addition":
         """Return what it adds after its first token."""
-        return replace(self, num_tokens=0, is_received=False)
+        return Addition(0, self.num_blocks, self.is_prefill, is_received=False, adapter=self.adapter)
 
 
 class Additions:

@@ -15,7 +15,7 @@ class Adapters(Protocol):
         ...
 
     def list(self) -> worker_pb2.AdapterList:
-        """Return the loaded adapters by name, without `is_resident`."""
+        """Return the loaded adapters by name, without `is_resident`. Callers must not change the message."""
         ...
 
     async def load(self, name: str, path: str) -> worker_pb2.Adapter:

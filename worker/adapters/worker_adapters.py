@@ -34,7 +34,7 @@ class WorkerAdapters:
         self._registry = host.adapters
         self._followers = followers
         self._changing = asyncio.Lock()  # one change at a time, so that a load needs the memory of one adapter
-        self._infos: Sequence[AdapterInfo] = ()
+        self._listed = worker_pb2.AdapterList()
         self._loads: set[asyncio.Task[AdapterInfo]] = set()
         self._reads: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -53,8 +53,8 @@ class WorkerAdapters:
         )
 
     def list(self) -> worker_pb2.AdapterList:
-        """Return the loaded adapters by name, without `is_resident`."""
-        return worker_pb2.AdapterList(adapters=map(adapter_to_proto, self._infos))
+        """Return the loaded adapters; see Adapters. It is made once a change, as there may be a thousand."""
+        return self._listed
 
     async def load(self, name: str, path: str) -> worker_pb2.Adapter:
         """Load an adapter from a directory; no-op if it is loaded with the same contents.
@@ -99,15 +99,15 @@ class WorkerAdapters:
     async def _read_again(self, adapter: RegisteredAdapter) -> None:
         name, number = adapter.info.name, adapter.number
         with suppress(EngineEnded):  # so has the request
-            async with self._changing:
-                try:
+            try:
+                async with self._changing:
                     read = await self._read(name, adapter.path)
-                except EngineError as error:
-                    failure = error
-                    await self._host.call(lambda engine: engine.adapters.fail(number, failure))
-                else:
-                    await self._host.call(lambda engine: engine.adapters.provide(number, read))
-                await self._note()
+            except EngineError as error:
+                failure = error
+                await self._host.call(lambda engine: engine.adapters.fail(number, failure))
+            else:
+                await self._host.call(lambda engine: engine.adapters.provide(number, read))
+            await self._note()
 
     async def _read(self, name: str, path: Path) -> ReadAdapter:
         """Read an adapter on all ranks. Raises InvalidAdapter or AdaptersDisabled, and EngineEnded."""
@@ -139,7 +139,8 @@ class WorkerAdapters:
                 )
 
     async def _note(self) -> None:
-        self._infos = await self._host.call(lambda engine: engine.adapters.infos())
+        infos = await self._host.call(lambda engine: engine.adapters.infos())
+        self._listed = worker_pb2.AdapterList(adapters=map(adapter_to_proto, infos))
 
     def _on_removed(self, number: int) -> None:
         """Drop an adapter on the other ranks; called on the engine's thread."""

@@ -143,7 +143,7 @@ class FollowerAdapters:
         return read.info.digest
 
     def drop(self, number: int) -> None:
-        """Free an adapter's memory before the next step."""
+        """Free an adapter's memory; see `Follower.drop_adapter`."""
         self._follower().drop_adapter(number)
 
 

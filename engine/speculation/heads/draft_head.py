@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.batch_builder import BatchBuilder
-from baton.engine.execution.device import to_device_async
+from baton.engine.execution.device import to_device_async, wait_for
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
@@ -63,10 +63,11 @@ class DraftHead:
         return [token_ids[self._rows[twin]] for twin in twins]
 
     def compute(self, chunks: Mapping[Twin, int]) -> None:
-        """Compute KV of twins; see `TwinModel`."""
+        """Compute KV of twins, and wait for it, since its time is measured; see `TwinModel`."""
         by_own = {twin.own: twin for twin in chunks}
         items = in_step_order(twin.next_chunk(count) for twin, count in chunks.items())
         self._forward(items, [by_own[item.request] for item in items])
+        wait_for(self._pool.device)
 
     def _forward(self, items: Sequence[ScheduledRequest], twins: Sequence[Twin]) -> HeadOutput:
         last = -1

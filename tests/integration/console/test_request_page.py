@@ -33,7 +33,7 @@ async def test_a_request_is_followed_from_the_live_view_to_its_end() -> None:
             assert page.url.endswith("#requests/one%2Fa%25")
             await page.get_by_text("The request is running.").wait_for(state="attached")
             await span(page, "attempt", "router").filter(has_text="running").wait_for()
-            await page.get_by_text("The request is finished.").wait_for(state="attached", timeout=REQUEST_S * 1000)
+            await page.get_by_text("The request has finished.").wait_for(state="attached", timeout=REQUEST_S * 1000)
         for name, where in (("prefill", "prefill-0"), ("compute", "prefill-0"), ("decode", "decode-")):
             await span(page, name, where).wait_for()
         transfer = span(page, "kv_transfer", "decode-")
@@ -62,7 +62,7 @@ async def test_a_failed_request_is_found_from_the_recent_errors_and_by_its_id() 
             await cluster.request("too-long", 10**6)
         await page.get_by_role("link", name="Overview").click()
         await page.get_by_role("link", name="too-long").click()
-        await page.get_by_text("The request is failed.").wait_for(state="attached")
+        await page.get_by_text("The request has failed.").wait_for(state="attached")
         await page.get_by_role("link", name="All requests").click()
         await page.get_by_label("Request id").fill("  another ")
         await page.get_by_label("Request id").press("Enter")
@@ -88,7 +88,10 @@ async def test_an_admin_key_sees_the_requests_of_other_keys() -> None:
     options = ("--keep-timelines=100", "--admin-api-key=sk-admin", "--api-key=sk-plain")
     async with served_cluster(*options) as cluster, browser() as chromium:
         await cluster.request("theirs", 4, "sk-plain")
-        async with console_page(chromium, f"{cluster.url}/console#requests/theirs") as page:
+        phone = {"width": 360, "height": 720}
+        async with console_page(chromium, f"{cluster.url}/console#requests/theirs", viewport=phone) as page:
             await page.get_by_label("Admin key").fill("sk-admin")
             await page.get_by_label("Admin key").press("Enter")
             await span(page, "decode", "decode-").wait_for()
+            name, tools = [await page.locator(each).bounding_box() for each in (".brand-name", ".tools")]
+            assert name["x"] + name["width"] < tools["x"] - 4  # nothing overlaps, also with the button for the key

@@ -64,6 +64,7 @@ async def chat(page: Any, text: str) -> Any:
     """Send a message in the playground whose prompt is prefilled remotely, wait for its end and return the output."""
     await page.get_by_role("link", name="Playground").click()
     await page.get_by_label("Message", exact=True).fill(text)
+    await page.get_by_label("Temperature").fill("0")
     await page.get_by_label("Plan").select_option("remote")
     await page.get_by_role("button", name="Send").click()
     output = page.get_by_role("region", name="Output")
@@ -75,7 +76,7 @@ async def chat(page: Any, text: str) -> Any:
 async def crossed_the_pools(page: Any, output: Any) -> None:
     """Open the timeline of an output, and wait until it shows prefill, handover and decode."""
     await output.get_by_role("link", name="Timeline").click()
-    await page.get_by_text("The request is finished.").wait_for(state="attached")
+    await page.get_by_text("The request has finished.").wait_for(state="attached")
     for name, where in (("prefill", "prefill-0"), ("kv_transfer", "decode-0"), ("decode", "decode-0")):
         button = page.get_by_role("button", name=name, exact=True)
         await page.get_by_role("row").filter(has=button).filter(has_text=where).wait_for()

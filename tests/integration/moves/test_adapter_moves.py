@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import grpc
 import pytest
@@ -127,6 +128,25 @@ async def test_a_prefill_worker_with_other_contents_is_not_used(
         assert refused.error is not None
         assert refused.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
         assert "but the request needs '00'; load the same files on all workers" in refused.error.message
+
+
+async def test_a_prefill_worker_that_cannot_read_the_adapter_again_is_not_used(
+    tmp_path: Path, model: Path, adapters: list[Path], expected: dict[str | None, list[int]]
+) -> None:
+    path = copytree(adapters[0], tmp_path / "0")
+    roles = (("prefill", *FLAGS, *ONE_IN_MEMORY), ("decode", *FLAGS))
+    async with (
+        worker_processes(model, tmp_path, *roles) as (prefill, decode),
+        decode_client(decode) as client,
+    ):
+        adapter, *_ = [await load(each, "0", path) for each in (decode, prefill)]
+        await load(prefill, "1", adapters[1])
+        rmtree(path)
+        computed_here = await client.submit(PROMPT, SAMPLING, await prefill.peer(), adapter=adapter)
+        await computed_here.ended.wait()
+        assert computed_here.token_ids == expected["0"]
+        assert computed_here.served_by.handed_over_tokens == 0
+        assert (await prefill.wait_idle()).num_prefilled_tokens == 0
 
 
 async def test_a_running_request_keeps_an_unloaded_adapter(

@@ -82,7 +82,7 @@ def test_the_command_runs_stages_and_stores_their_results(tmp_path: Path) -> Non
     results = tmp_path / "gpu.json"
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--json", str(results)]
     names = ("ops", "kv append", "attention", "models", "new families", "fp8", "packed", "images", "graphs")
-    names += ("handover", "serve")
+    names += ("handover", "serve", "mamba", "embeddings", "lora", "speculation", "offload", "kv stores")
     for stage in names:
         command += ["--only", stage]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

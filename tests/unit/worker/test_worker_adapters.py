@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 import grpc
 import pytest
@@ -120,6 +121,7 @@ async def test_calls_and_reports(model: Path, tmp_path: Path) -> None:
             ("a", loaded.digest, True),
             ("b", loaded.digest, True),
         ]
+        assert not any(each.is_resident for each in it.adapters.list().adapters), "reports have the same list"
         for name, path, code in (
             ("a", second, grpc.StatusCode.ALREADY_EXISTS),
             ("c", tmp_path / "nowhere", grpc.StatusCode.INVALID_ARGUMENT),
@@ -198,6 +200,32 @@ async def test_all_ranks_read_an_adapter_again(model: Path, tmp_path: Path) -> N
         while [each.name for each in (await reported_adapters(watch)).adapters] != ["a", "c"]:
             pass
         watch.cancel()
+
+
+async def test_adapters_are_read_one_after_the_other_during_a_step(model: Path, tmp_path: Path) -> None:
+    """The next read does not wait for the end of the step, after which requests for the first adapter can start."""
+    path = make_adapter(model, tmp_path / "a", ["q_proj"])
+    async with worker(model, has_follower=True) as it:
+        it.follower.digest = (await asyncio.to_thread(it.host.adapters.read, "a", path)).info.digest
+        for name in ("a", "b", "c", "d"):
+            await it.load(name, path)
+        requests, step_ends = [request(name, random_tokens(20), name) for name in ("a", "b")], Event()
+
+        def add_in_a_step(engine: Engine) -> None:
+            for each in requests:
+                engine.add(each)
+            step_ends.wait(TIMEOUT_S)
+
+        adding = it.host.call(add_in_a_step)
+        try:
+            async with asyncio.timeout(TIMEOUT_S / 4):
+                while it.follower.read[4:] != ["a", "b"]:
+                    await asyncio.sleep(0.01)
+        finally:
+            step_ends.set()
+        await adding
+        while not all(each.finish_reason for each in requests):
+            await it.host.call(lambda engine: engine.wake())
 
 
 async def completed(it: Worker, request: Request) -> None:

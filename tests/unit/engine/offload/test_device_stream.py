@@ -29,7 +29,7 @@ class CheckedCopies(SerialCopies):
         self.in_use.add(buffer)
 
     def release(self, buffer: int) -> None:
-        self.in_use.remove(buffer)
+        self.in_use.discard(buffer)
 
 
 def placed(sizes: Sequence[int]) -> tuple[HostPlacement, list[list[Tensor]], Tensor]:

@@ -113,6 +113,24 @@ def test_an_administrator_finds_the_last_request_with_an_id_of_any_tenant() -> N
     assert kept.find(TimelineKey(ANY_OWNER, "two")) is None
 
 
+def test_an_administrator_finds_the_request_that_began_last() -> None:
+    kept, traces = Timelines(9), [begun("one", owner) for owner in ("an-owner", "another", "an-owner")]
+    for number, trace in enumerate(traces):
+        trace.root.attributes["number"] = number
+        kept.begin(trace)
+        found = orjson.loads(kept.find(TimelineKey(ANY_OWNER, "one")) or b"")
+        assert found["attributes"]["number"] == number
+
+
+def test_a_recent_request_whose_client_left_is_marked() -> None:
+    kept, gone = Timelines(9), begun("two")
+    gone.note_client_gone()
+    gone.close()
+    kept.keep(ended("one"))
+    kept.keep(gone)
+    assert [(each.id, each.client_gone) for each in kept.recent] == [("one", False), ("two", True)]
+
+
 async def test_a_running_requests_timeline_has_the_routers_spans_so_far() -> None:
     worker = ScriptedWorker()
     worker.go_on.clear()

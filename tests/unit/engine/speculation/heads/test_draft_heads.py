@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from baton.engine.engine import Engine
 from baton.engine.grammar.grammar import Grammar, GrammarKind
@@ -12,6 +13,7 @@ from baton.engine.models.causal_lm import CausalLM
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduling.schedule import Received
+from baton.engine.speculation.heads import draft_head
 from baton.engine.speculation.heads.draft_head import DraftHead
 from baton.engine.speculation.price import StepCost
 from tests.checkpoints import make_checkpoint
@@ -116,6 +118,18 @@ def test_nothing_is_drafted_before_the_first_hidden_state(model: Path, heads: di
     request = request_of("a", 9)
     request.num_without_states = request.num_computed_tokens = 8
     assert drafter_of(engine).offer(request, 4) is None
+
+
+def test_chunks_are_waited_for(model: Path, heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a GPU's time for them would count as that of the next step."""
+    waited: list[torch.device] = []
+    monkeypatch.setattr(draft_head, "wait_for", waited.append)
+    engine = quiet_engine(model, "eagle", heads["eagle"])
+    request = request_of("a", 40)
+    engine.add(request)
+    advance(engine, request, 41)
+    drafts_of(engine, request, 1)
+    assert waited == [torch.device("cpu")] * len(waited) != []
 
 
 def test_aborted_requests_leave_nothing(model: Path, heads: dict[str, Path]) -> None:
