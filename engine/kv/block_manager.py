@@ -65,6 +65,11 @@ class BlockManager:
         """Return how many tokens of a waiting request are cached now; at least one is always left to compute."""
         return len(self._cached(request)[0]) * self.block_size
 
+    def num_idle_cached(self, request: Request) -> int:
+        """Return how many blocks of each group a waiting request has cached and shares with no holder: free ones."""
+        cached = [block for table in self._cached(request) for block in held(table)]
+        return (self.cache.pool.num_free - self.cache.num_free_outside(cached)) // self.groups.num_groups
+
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
         """Give a waiting request its cached blocks and new blocks for the rest, and set its number of computed tokens.
 
