@@ -178,6 +178,8 @@ MERMAID_SHA256 := 71dc54e481779b526de5e615c2eb00c99fa5acb75da9c5524d02e333d2fda8
 docs: .venv/docs/$(MERMAID).done
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv/docs/bin/mkdocs build --strict
 
-# The same without Mermaid, which comes from npm's registry: pages, links and anchors are checked, and site/ is left alone.
+# The same without Mermaid, which comes from npm's registry: pages, links and anchors are checked, and what the search
+# finds for the queries of scripts/site/queries.py; site/ is left alone.
 docs-check: .venv/docs/packages.done
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. .venv/docs/bin/mkdocs build --strict --site-dir .venv/docs/checked
+	PATH="$$PWD/.venv/docs/bin:$$PATH" python -m scripts.site.queries .venv/docs/checked

@@ -10,6 +10,7 @@ OFFLINE = {
     "RequestOutput": "outputs",
     "CompletionOutput": "outputs",
     "EmbeddingRequestOutput": "outputs",
+    "ScoringRequestOutput": "outputs",
 }  # by module of baton/offline
 
 __all__ = list(OFFLINE)

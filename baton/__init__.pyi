@@ -4,5 +4,6 @@ from baton.offline.llm import LLM as LLM
 from baton.offline.outputs import CompletionOutput as CompletionOutput
 from baton.offline.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
 from baton.offline.outputs import RequestOutput as RequestOutput
+from baton.offline.outputs import ScoringRequestOutput as ScoringRequestOutput
 from baton.offline.sampling_params import SamplingParams as SamplingParams
 from baton.offline.structured_outputs import StructuredOutputsParams as StructuredOutputsParams

@@ -53,7 +53,9 @@ class HandoverReporter:
             yield () if span is None else span.context.metadata()
             self._counters.handovers += 1
             if handover.num_bytes:
-                self._counters.handover_times.note(handover.peer_transport, handover.num_bytes, handover.times.phases_s)
+                exemplar = None if trace is None else trace.exemplar
+                phases_s = handover.times.phases_s
+                self._counters.handover_times.note(handover.peer_transport, handover.num_bytes, phases_s, exemplar)
         except Exception as error:
             self._log(error)
             if span is not None:

@@ -138,7 +138,7 @@ class EngineConfig:
         None,
         'Speculative decoding, as in vLLM: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, '
         '"prompt_lookup_max": 5}, or {"method": "draft_model", "model": "/models/small"}; other methods are suffix, '
-        "eagle3, eagle and mtp. Outputs stay the same. Default: none.",
+        "eagle3, eagle, medusa and mtp. Outputs stay the same. Default: none.",
     )
 
     enable_lora: bool = option(False, "Serve LoRA adapters.")

@@ -20,6 +20,7 @@ from baton.engine.errors import EngineError
 from baton.kvtransfer.errors import TransportUnavailable
 from baton.process.environment import prepare_environment
 from baton.process.errors import PlainError
+from baton.process.log_format import LogSource
 from baton.process.log_settings import DEFAULT_LOG, FORMAT_HELP, LEVEL_HELP, LOG_FORMATS, LOG_LEVELS, LogSettings
 from baton.process.logs import dump_stacks_on_signal, log_uncaught_exceptions, set_up_logging
 from baton.process.progress import ProgressReporter
@@ -61,6 +62,7 @@ def _watch(fd: int) -> None:
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+DEFAULT_SOURCE = LogSource("baton")
 WAITING_THREADS = "group-"  # name prefix of threads that may wait for lost ranks
 
 PLAIN_ERRORS = (
@@ -80,11 +82,11 @@ class ProcessOptions:
     config_file: Path | None = None
     lifeline_fd: int | None = None  # read end of the supervisor's pipe
     progress_fd: int | None = None
-    name: str = "baton"  # in the log
+    source: LogSource = DEFAULT_SOURCE
 
-    def named(self, name: str, progress_fd: int | None) -> "ProcessOptions":
-        """Return the options with a process name and its progress pipe."""
-        return replace(self, name=name, progress_fd=progress_fd)
+    def of(self, source: LogSource, progress_fd: int | None) -> "ProcessOptions":
+        """Return the options of a process that logs as `source`, with its progress pipe."""
+        return replace(self, source=source, progress_fd=progress_fd)
 
 
 def process_flags(command: Command) -> Command:
@@ -143,7 +145,7 @@ def run_process(options: ProcessOptions, start: Callable[[], Coroutine[object, o
     ends the process with status 1.
     """
     prepare_environment()
-    set_up_logging(options.name, options.log)
+    set_up_logging(options.source, options.log)
     log_uncaught_exceptions()
     dump_stacks_on_signal()
     progress = ProgressReporter(options.progress_fd)

@@ -1,10 +1,11 @@
-"""Formats of log lines, with the request of the running task; `log_records.py` reads them."""
+"""Formats of log lines, with the request of the running task; `log_record.py` reads them."""
 
 import logging
 import os
 import socket
 import time
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from pythonjsonlogger.core import RESERVED_ATTRS
@@ -16,9 +17,18 @@ PUNCTUATION = "()[]:,;'\""  # around the id of a request in a text
 TIME = "%Y-%m-%dT%H:%M:%S"
 RENAMED = {"asctime": "time", "levelname": "level", "name": "logger", "exc_info": "exception", "stack_info": "stack"}
 FIELDS = (
-    *("time", "level", "process", "host", "pid", "logger", "request_id", "message"),
+    *("time", "level", "process", "role", "worker", "host", "pid", "logger", "request_id", "message"),
     *("exception", "stack"),
 )  # in this order
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """The process that writes a log."""
+
+    process: str  # name in its lines
+    role: str = ""  # the role that a worker has now, `router`, ...
+    worker: str = ""  # the worker that the process is, or whose rank it is; metrics have the same label
 
 
 class TextLines(logging.Formatter):
@@ -41,11 +51,13 @@ class TextLines(logging.Formatter):
 class JsonLines(JsonFormatter):
     """One JSON object per record, with `FIELDS` that are not empty.
 
-    Attributes that libraries add to records are left out: they may have content of requests.
+    Attributes that libraries add to records are left out: they may have content of requests. `source` may be replaced
+    by one with another role.
     """
 
-    def __init__(self, process_name: str) -> None:
-        about = {"process": process_name, "host": socket.gethostname(), "pid": os.getpid()}
+    def __init__(self, source: LogSource) -> None:
+        self.source = source
+        about = {"host": socket.gethostname(), "pid": os.getpid()}
         super().__init__(
             ["asctime", "levelname", "name", "message"],
             rename_fields=RENAMED,
@@ -67,10 +79,12 @@ class JsonLines(JsonFormatter):
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a line."""
+        source = self.source
+        log_data |= {"process": source.process, "role": source.role, "worker": source.worker}
         log_data["request_id"] = current_request()
         return {name: value for name in FIELDS if (value := log_data.get(name)) not in (None, "")}
 
 
-def make_formatter(name: str, process_name: str) -> logging.Formatter:
+def make_formatter(name: str, source: LogSource) -> logging.Formatter:
     """Return the formatter of a name in `LOG_FORMATS`."""
-    return JsonLines(process_name) if name == "json" else TextLines(process_name)
+    return JsonLines(source) if name == "json" else TextLines(source.process)

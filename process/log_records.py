@@ -1,112 +1,20 @@
-"""Records that are read back from log files, in either of the formats in which `log_format.py` writes them."""
+"""Records of log files and pipes, in the order of time."""
 
 import heapq
-import json
 import os
-import re
 import select
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
-LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
-HEAD = re.compile(
-    r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (?P<level>[A-Z]+) +(?P<process>\S+) (?P<logger>\S+): "
-    r"(?:\[(?P<request_id>\S+)\] )?(?P<text>.*)",
-    re.DOTALL,
-)
-DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-JSON_FIELDS = ("time", "level", "process", "logger", "request_id", "message", "exception", "stack")
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+from baton.process.log_record import LogRecord, read_record
+
 MAX_LINE_BYTES = 1 << 20  # a longer line is read in pieces
 MAX_RECORD_CHARS = 1 << 20  # lines without a head that follow become a record of their own
 READ_BYTES = 1 << 16
 PIPE_POLL_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class LogRecord:
-    """One record of a process: a line with a head or of JSON, and the lines without either that follow it."""
-
-    time: str  # UTC, such as 2026-01-01T12:00:00.000Z; empty: the line has no head
-    level: str
-    process: str
-    logger: str
-    request_id: str  # empty: of no request
-    text: str
-    line: str  # the record as text; its lines as written, unless they were JSON
-
-
-@dataclass(frozen=True, slots=True)
-class LogFilter:
-    """Conditions on records; each that is empty holds for all."""
-
-    level: str = "DEBUG"
-    workers: frozenset[str] = frozenset()
-    pools: frozenset[str] = frozenset()  # beginnings of the names of processes, in front of a dash
-    request_id: str = ""  # or a part of it
-    since: str = ""  # in the form of `LogRecord.time`
-
-    def accepts(self, record: LogRecord) -> bool:
-        """Return whether a record meets all conditions."""
-        return (
-            LEVELS.get(record.level, LEVELS["INFO"]) >= LEVELS[self.level]
-            and (not self.workers or record.process in self.workers)
-            and (not self.pools or record.process.partition("-")[0] in self.pools)
-            and self.request_id in record.line
-            and record.time >= self.since
-        )
-
-
-def read_record(line: str) -> LogRecord | None:
-    """Return the record of one line, of text or JSON; None for a line without a head."""
-    if line.startswith("{"):
-        return _json_record(line)
-    match = HEAD.fullmatch(line)
-    return (
-        None
-        if match is None
-        else LogRecord(**{key: value or "" for key, value in match.groupdict().items()}, line=line)
-    )
-
-
-def _json_record(line: str) -> LogRecord | None:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):  # of another program, or cut off
-        return None
-    if not isinstance(fields.get("time"), str) or not isinstance(fields.get("process"), str):
-        return None
-    texts = (_printable(str(fields.get(name, ""))) for name in JSON_FIELDS)
-    time, level, process, logger, request_id, message, *behind = texts
-    text = "\n".join([message, *filter(None, behind)])
-    named = f"[{request_id}] " if request_id else ""
-    shown = f"{time} {level:<7} {process} {logger}: {named}{text}"
-    return LogRecord(time, level, process, logger, request_id, text, shown)
-
-
-def _printable(text: str) -> str:
-    """Return a text with halves of characters, which JSON can escape and UTF-8 cannot encode, as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def since_time(text: str, now: datetime) -> str:
-    """Return the time of records that a text means: a duration before `now`, or a date with or without a time.
-
-    Raises ValueError for anything else.
-    """
-    if (match := DURATION.fullmatch(text)) is not None:
-        try:
-            moment = now - timedelta(seconds=float(match[1]) * UNITS_S[match[2]])
-        except OverflowError as error:
-            raise ValueError("it is before the year 1") from error
-    else:
-        moment = datetime.fromisoformat(text)
-        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
 class LineSource(Protocol):

@@ -6,11 +6,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from types import TracebackType
 
-from baton.process.log_format import JsonLines, make_formatter
+from baton.process.log_format import JsonLines, LogSource, make_formatter
 from baton.process.log_settings import LogSettings
 
 logger = logging.getLogger(__name__)
@@ -70,10 +70,19 @@ NOISY = ("httpx", "httpcore", "asyncio", "urllib3", "filelock")  # at info, one 
 
 def log_settings() -> LogSettings:
     """Return the settings with which this process logs."""
-    root = logging.getLogger()
-    is_json = any(isinstance(handler.formatter, JsonLines) for handler in root.handlers)
-    level = logging.getLevelName(root.getEffectiveLevel()).lower()
-    return LogSettings(level=level, format="json" if is_json else "text")
+    level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+    return LogSettings(level=level, format="json" if any(_json_formatters()) else "text")
+
+
+def change_log_role(role: str) -> None:
+    """Log the role that this process's worker has from now on."""
+    for formatter in _json_formatters():
+        formatter.source = replace(formatter.source, role=role)
+
+
+def _json_formatters() -> Iterator[JsonLines]:
+    formatters = (handler.formatter for handler in logging.getLogger().handlers)
+    return (each for each in formatters if isinstance(each, JsonLines))
 
 
 def dump_stacks_on_signal() -> None:
@@ -94,10 +103,10 @@ def _log_uncaught(place: str, error: ExcInfo) -> None:
     logger.error("uncaught exception in %s", place, exc_info=error)
 
 
-def set_up_logging(process_name: str, settings: LogSettings) -> None:
+def set_up_logging(source: LogSource, settings: LogSettings) -> None:
     """Log records from the settings' level up to standard error, with times in UTC and a rate limit."""
     handler = logging.StreamHandler()
-    handler.setFormatter(make_formatter(settings.format, process_name))
+    handler.setFormatter(make_formatter(settings.format, source))
     handler.addFilter(LogLimit())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)

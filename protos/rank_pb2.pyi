@@ -32,6 +32,9 @@ class RankCommand(_message.Message):
     CLEAR_FIELD_NUMBER: _builtins.int
     READ_ADAPTER_FIELD_NUMBER: _builtins.int
     DROP_ADAPTER_FIELD_NUMBER: _builtins.int
+    FETCH_STORED_FIELD_NUMBER: _builtins.int
+    COPY_STORED_FIELD_NUMBER: _builtins.int
+    WRITE_STORED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """number of the operation that it begins or belongs to, chosen by the first rank"""
     @_builtins.property
@@ -66,6 +69,18 @@ class RankCommand(_message.Message):
     def drop_adapter(self) -> Global___DropAdapter:
         """free the memory of a LoRA adapter; it has no response"""
 
+    @_builtins.property
+    def fetch_stored(self) -> Global___FetchStored:
+        """begins reads of stored blocks; responses are ReceiveProgress"""
+
+    @_builtins.property
+    def copy_stored(self) -> Global___CopyStored:
+        """copy blocks out of the pool, for stores"""
+
+    @_builtins.property
+    def write_stored(self) -> Global___WriteStored:
+        """write copied blocks to the stores"""
+
     def __init__(
         self,
         *,
@@ -78,12 +93,15 @@ class RankCommand(_message.Message):
         clear: Global___ClearBlocks | None = ...,
         read_adapter: Global___ReadAdapter | None = ...,
         drop_adapter: Global___DropAdapter | None = ...,
+        fetch_stored: Global___FetchStored | None = ...,
+        copy_stored: Global___CopyStored | None = ...,
+        write_stored: Global___WriteStored | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "drop_adapter", b"drop_adapter", "join", b"join", "make_checksums", b"make_checksums", "read_adapter", b"read_adapter", "receive", b"receive"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "copy_stored", b"copy_stored", "drop_adapter", b"drop_adapter", "fetch_stored", b"fetch_stored", "join", b"join", "make_checksums", b"make_checksums", "read_adapter", b"read_adapter", "receive", b"receive", "write_stored", b"write_stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "drop_adapter", b"drop_adapter", "join", b"join", "make_checksums", b"make_checksums", "number", b"number", "read_adapter", b"read_adapter", "receive", b"receive"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "copy_stored", b"copy_stored", "drop_adapter", b"drop_adapter", "fetch_stored", b"fetch_stored", "join", b"join", "make_checksums", b"make_checksums", "number", b"number", "read_adapter", b"read_adapter", "receive", b"receive", "write_stored", b"write_stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["join", "receive", "blocks", "checksums", "make_checksums", "clear", "read_adapter", "drop_adapter"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["join", "receive", "blocks", "checksums", "make_checksums", "clear", "read_adapter", "drop_adapter", "fetch_stored", "copy_stored", "write_stored"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -200,6 +218,94 @@ class ClearBlocks(_message.Message):
 Global___ClearBlocks: _TypeAlias = ClearBlocks  # noqa: Y015
 
 @_typing.final
+class FetchStored(_message.Message):
+    """Each rank has its own shards of blocks in the stores below the KV pool. All ranks have the same stores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
+    keys: _builtins.bytes
+    """of the blocks, 16 bytes each"""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as many"""
+
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as many: number of the store that has the block"""
+
+    def __init__(
+        self,
+        *,
+        keys: _builtins.bytes = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+        tiers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "keys", b"keys", "tiers", b"tiers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchStored: _TypeAlias = FetchStored  # noqa: Y015
+
+@_typing.final
+class CopyStored(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    BLOCK_IDS_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    """number, chosen by the first rank; the copies of an earlier batch are freed"""
+    @_builtins.property
+    def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        batch: _builtins.int = ...,
+        block_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "block_ids", b"block_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyStored: _TypeAlias = CopyStored  # noqa: Y015
+
+@_typing.final
+class WriteStored(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    """the copied one"""
+    keys: _builtins.bytes
+    """of the blocks to write, 16 bytes each"""
+    @_builtins.property
+    def copies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as many: number of the block among the copied ones"""
+
+    def __init__(
+        self,
+        *,
+        batch: _builtins.int = ...,
+        keys: _builtins.bytes = ...,
+        copies: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "copies", b"copies", "keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteStored: _TypeAlias = WriteStored  # noqa: Y015
+
+@_typing.final
 class ReadAdapter(_message.Message):
     """A batch names the adapters of its sequences by number."""
 
@@ -262,6 +368,7 @@ class RankNews(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     ADAPTER_READ_FIELD_NUMBER: _builtins.int
+    STORED_DONE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """number of the command's operation; 0: news of the rank itself"""
     @_builtins.property
@@ -296,6 +403,10 @@ class RankNews(_message.Message):
     def adapter_read(self) -> Global___AdapterRead:
         """result of read_adapter"""
 
+    @_builtins.property
+    def stored_done(self) -> Global___StoredDone:
+        """result of copy_stored, or write_stored: the blocks are queued"""
+
     def __init__(
         self,
         *,
@@ -308,12 +419,13 @@ class RankNews(_message.Message):
         hello: Global___RankHello | None = ...,
         leaving: Global___RankLeaving | None = ...,
         adapter_read: Global___AdapterRead | None = ...,
+        stored_done: Global___StoredDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter_read", b"adapter_read", "checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter_read", b"adapter_read", "checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "pool", b"pool", "progress", b"progress", "stored_done", b"stored_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_read", b"adapter_read", "checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "number", b"number", "pool", b"pool", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_read", b"adapter_read", "checksums", b"checksums", "cleared", b"cleared", "failure", b"failure", "hello", b"hello", "leaving", b"leaving", "news", b"news", "number", b"number", "pool", b"pool", "progress", b"progress", "stored_done", b"stored_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_news: _TypeAlias = _typing.Literal["pool", "progress", "failure", "checksums", "cleared", "hello", "leaving", "adapter_read"]  # noqa: Y015
+    _WhichOneofReturnType_news: _TypeAlias = _typing.Literal["pool", "progress", "failure", "checksums", "cleared", "hello", "leaving", "adapter_read", "stored_done"]  # noqa: Y015
     _WhichOneofArgType_news: _TypeAlias = _typing.Literal["news", b"news"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_news) -> _WhichOneofReturnType_news | None: ...
 
@@ -389,6 +501,7 @@ class ReceiveProgress(_message.Message):
     NUM_RECEIVED_FIELD_NUMBER: _builtins.int
     TRANSFER_S_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    HAS_ENDED_FIELD_NUMBER: _builtins.int
     transport: _builtins.str
     """names of the transports in use, joined by +"""
     num_read: _builtins.int
@@ -397,6 +510,8 @@ class ReceiveProgress(_message.Message):
     """blocks read and checked"""
     transfer_s: _builtins.float
     """seconds spent reading"""
+    has_ended: _builtins.bool
+    """of a fetch from stores: no more blocks will come"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerTransport]:
         """all peers of this rank; only in the first progress"""
@@ -409,10 +524,11 @@ class ReceiveProgress(_message.Message):
         num_received: _builtins.int = ...,
         transfer_s: _builtins.float = ...,
         peers: _abc.Iterable[Global___PeerTransport] | None = ...,
+        has_ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_read", b"num_read", "num_received", b"num_received", "peers", b"peers", "transfer_s", b"transfer_s", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_ended", b"has_ended", "num_read", b"num_read", "num_received", b"num_received", "peers", b"peers", "transfer_s", b"transfer_s", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -484,6 +600,21 @@ class BlocksCleared(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlocksCleared: _TypeAlias = BlocksCleared  # noqa: Y015
+
+@_typing.final
+class StoredDone(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredDone: _TypeAlias = StoredDone  # noqa: Y015
 
 @_typing.final
 class AdapterRead(_message.Message):

@@ -669,6 +669,7 @@ class WorkerLoad(_message.Message):
     RESIDENT_ADAPTERS_FIELD_NUMBER: _builtins.int
     DRAFTING_S_FIELD_NUMBER: _builtins.int
     COMPLETED_HANDOVERS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_OFFLOAD_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -769,6 +770,10 @@ class WorkerLoad(_message.Message):
     def completed_handovers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransportHandovers]:
         """handovers that were completed since the start"""
 
+    @_builtins.property
+    def weights_offload(self) -> Global___OffloadedWeights:
+        """absent without weights offload"""
+
     def __init__(
         self,
         *,
@@ -814,14 +819,53 @@ class WorkerLoad(_message.Message):
         resident_adapters: _abc.Iterable[_builtins.str] | None = ...,
         drafting_s: _builtins.float = ...,
         completed_handovers: _abc.Iterable[Global___TransportHandovers] | None = ...,
+        weights_offload: Global___OffloadedWeights | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["weights_offload", b"weights_offload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "adapter_load_s", b"adapter_load_s", "checksum_failures", b"checksum_failures", "completed_handovers", b"completed_handovers", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "drafting_s", b"drafting_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "resident_adapters", b"resident_adapters", "step_s", b"step_s", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "adapter_load_s", b"adapter_load_s", "checksum_failures", b"checksum_failures", "completed_handovers", b"completed_handovers", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "drafting_s", b"drafting_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "resident_adapters", b"resident_adapters", "step_s", b"step_s", "tiers", b"tiers", "weights_offload", b"weights_offload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class OffloadedWeights(_message.Message):
+    """Weights that are read for each step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    EXPERT_HITS_FIELD_NUMBER: _builtins.int
+    EXPERT_MISSES_FIELD_NUMBER: _builtins.int
+    stored_bytes: _builtins.int
+    """bytes in the file, or in the host's memory"""
+    read_bytes: _builtins.int
+    """bytes read since the start"""
+    wait_s: _builtins.float
+    """seconds since the start that steps waited for reads"""
+    expert_hits: _builtins.int
+    """experts found in memory since the start"""
+    expert_misses: _builtins.int
+    """experts read since the start"""
+    def __init__(
+        self,
+        *,
+        stored_bytes: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        wait_s: _builtins.float = ...,
+        expert_hits: _builtins.int = ...,
+        expert_misses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expert_hits", b"expert_hits", "expert_misses", b"expert_misses", "read_bytes", b"read_bytes", "stored_bytes", b"stored_bytes", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OffloadedWeights: _TypeAlias = OffloadedWeights  # noqa: Y015
 
 @_typing.final
 class TransportHandovers(_message.Message):
@@ -864,6 +908,7 @@ class HandoverPhase(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
     SUM_S_FIELD_NUMBER: _builtins.int
+    EXEMPLARS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     """pull: first read to all blocks checked; read: spent reading; exposed: spent reading after"""
     sum_s: _builtins.float
@@ -876,20 +921,59 @@ class HandoverPhase(_message.Message):
         handovers by seconds: at most 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
         """
 
+    @_builtins.property
+    def exemplars(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandoverExemplar]:
+        """at most one of each count: the last one whose trace is exported"""
+
     def __init__(
         self,
         *,
         phase: _builtins.str = ...,
         counts: _abc.Iterable[_builtins.int] | None = ...,
         sum_s: _builtins.float = ...,
+        exemplars: _abc.Iterable[Global___HandoverExemplar] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "phase", b"phase", "sum_s", b"sum_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "exemplars", b"exemplars", "phase", b"phase", "sum_s", b"sum_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandoverPhase: _TypeAlias = HandoverPhase  # noqa: Y015
+
+@_typing.final
+class HandoverExemplar(_message.Message):
+    """A handover whose trace is exported."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    ENDED_AT_S_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.int
+    """index of its count"""
+    trace_id: _builtins.bytes
+    """16 bytes"""
+    seconds: _builtins.float
+    """of the phase"""
+    ended_at_s: _builtins.float
+    """since 1970"""
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.int = ...,
+        trace_id: _builtins.bytes = ...,
+        seconds: _builtins.float = ...,
+        ended_at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "ended_at_s", b"ended_at_s", "seconds", b"seconds", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandoverExemplar: _TypeAlias = HandoverExemplar  # noqa: Y015
 
 @_typing.final
 class KVTier(_message.Message):

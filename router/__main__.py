@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Mapping
 import click
 
 from baton.process.entry import ProcessOptions, plain_errors, process_flags, run_process, take_process_flags
+from baton.process.log_format import LogSource
 from baton.router.config import RouterConfig
 from baton.router.http.certificate import make_certificate
 from baton.router.secrets import with_secrets
@@ -33,7 +34,7 @@ def start(config: RouterConfig) -> Coroutine[object, object, None]:
 def run_here(process: ProcessOptions, config: RouterConfig) -> None:
     """Run one router in this process until it ends."""
     name = "router" if config.process is None else f"router-{config.process}"
-    run_process(process.named(name, config.progress_fd), lambda: start(config))
+    run_process(process.of(LogSource(name, role="router"), config.progress_fd), lambda: start(config))
 
 
 @click.command(name="router")

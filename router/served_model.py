@@ -86,7 +86,7 @@ class ServedModel:
 
     def is_ready(self) -> bool:
         """Return whether a request would be served now, or wait for a worker that is about to start."""
-        if self.admission.draining:
+        if self.admission.draining or not self.pins.is_settled:
             return False
         try:
             self.policy(RoutedRequest(1, adapter=self.adapter), self.pool.snapshot().having(self.adapter))

@@ -1,14 +1,16 @@
 """Seconds and bytes of completed handovers by transport: kept by decode workers, reported to routers."""
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-from baton.protos.worker_pb2 import HandoverPhase, TransportHandovers
+from baton.protos.worker_pb2 import HandoverExemplar, HandoverPhase, TransportHandovers
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SECONDS = "baton:handover_seconds"
@@ -16,6 +18,9 @@ SECONDS_TEXT = "Seconds of a completed handover, by phase: pull, read, exposed, 
 BYTES = "baton:handover_read_bytes"
 BYTES_TEXT = "Bytes read by completed handovers."
 LABELS = ("transport", "phase")
+TRACE_ID_BYTES = 16
+
+Bucket = tuple[str, float] | tuple[str, float, Exemplar]
 
 
 @dataclass(slots=True)
@@ -24,11 +29,21 @@ class PhaseSeconds:
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     sum_s: float = 0.0
+    exemplars: dict[int, HandoverExemplar] = field(default_factory=dict)  # the last one of each bucket
 
-    def observe(self, seconds: float) -> None:
-        """Count a handover."""
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+    def observe(self, seconds: float, trace_id: bytes | None) -> None:
+        """Count a handover. `trace_id`: of its request, if the trace is exported."""
+        bucket = bisect_left(BOUNDS_S, seconds)
+        self.counts[bucket] += 1
         self.sum_s += seconds
+        if trace_id is not None:
+            self.exemplars[bucket] = HandoverExemplar(
+                bucket=bucket, trace_id=trace_id, seconds=seconds, ended_at_s=time.time()
+            )
+
+    def to_proto(self, name: str) -> HandoverPhase:
+        """Return a copy for a report, under the phase's name."""
+        return HandoverPhase(phase=name, counts=self.counts, sum_s=self.sum_s, exemplars=self.exemplars.values())
 
 
 class HandoverTimes:
@@ -38,12 +53,14 @@ class HandoverTimes:
         self._num_bytes: dict[str, int] = {}
         self._phases: dict[str, dict[str, PhaseSeconds]] = {}
 
-    def note(self, transport: str, num_bytes: int, phases_s: Mapping[str, float]) -> None:
-        """Count a completed handover of that many bytes."""
+    def note(
+        self, transport: str, num_bytes: int, phases_s: Mapping[str, float], trace_id: bytes | None = None
+    ) -> None:
+        """Count a completed handover of that many bytes. `trace_id`: of its request, if the trace is exported."""
         self._num_bytes[transport] = self._num_bytes.get(transport, 0) + num_bytes
         phases = self._phases.setdefault(transport, {})
         for phase, seconds in phases_s.items():
-            phases.setdefault(phase, PhaseSeconds()).observe(seconds)
+            phases.setdefault(phase, PhaseSeconds()).observe(seconds, trace_id)
 
     def to_proto(self) -> list[TransportHandovers]:
         """Return a copy for a report."""
@@ -51,9 +68,7 @@ class HandoverTimes:
             TransportHandovers(
                 transport=transport,
                 num_bytes=self._num_bytes[transport],
-                phases=[
-                    HandoverPhase(phase=name, counts=phase.counts, sum_s=phase.sum_s) for name, phase in phases.items()
-                ],
+                phases=[phase.to_proto(name) for name, phase in phases.items()],
             )
             for transport, phases in self._phases.items()
         ]
@@ -74,14 +89,20 @@ class HandoverFamilies:
             self._bytes.add_metric(names, of_transport.num_bytes)
             for phase in of_transport.phases:
                 if len(phase.counts) == len(BOUNDS_S) + 1:
-                    self._seconds.add_metric((*names, phase.phase), list(_buckets(phase.counts)), phase.sum_s)
+                    self._seconds.add_metric((*names, phase.phase), list(_buckets(phase)), phase.sum_s)
 
     def collect(self) -> Iterator[HistogramMetricFamily | CounterMetricFamily]:
         """Yield the families."""
         yield from (self._seconds, self._bytes)
 
 
-def _buckets(counts: Iterable[int]) -> Iterator[tuple[str, float]]:
-    """Yield upper bounds and numbers of handovers that took at most as long."""
-    for bound, count in zip((*BOUNDS_S, float("inf")), accumulate(counts), strict=True):
-        yield floatToGoString(bound), count  # type: ignore[no-untyped-call]
+def _buckets(phase: HandoverPhase) -> Iterator[Bucket]:
+    """Yield upper bounds, numbers of handovers that took at most as long, and exemplars (in OpenMetrics only)."""
+    exemplars = {each.bucket: each for each in phase.exemplars if len(each.trace_id) == TRACE_ID_BYTES}
+    counts = accumulate(phase.counts)
+    for place, (bound_s, count) in enumerate(zip((*BOUNDS_S, float("inf")), counts, strict=True)):
+        bound: str = floatToGoString(bound_s)  # type: ignore[no-untyped-call]
+        if (last := exemplars.get(place)) is None:
+            yield bound, count
+        else:
+            yield bound, count, Exemplar({"trace_id": last.trace_id.hex()}, last.seconds, last.ended_at_s)

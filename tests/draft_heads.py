@@ -104,6 +104,25 @@ def with_mtp(model: Path, seed: int = 0) -> Path:
     return model
 
 
+def with_qwens_mtp(model: Path, seed: int = 0) -> Path:
+    """Add a random layer for multi-token prediction to a checkpoint of Qwen3-Next or Qwen3.5 in place.
+
+    Its attention is that of the model's last layer with other numbers, and so are the MLP or the experts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    tensors = load_file(model / WEIGHTS)
+    config = json.loads((model / "config.json").read_text())
+    last, hidden = f"model.layers.{config['num_hidden_layers'] - 1}.", config["hidden_size"]
+    for name in [each for each in tensors if each.startswith(last)]:
+        places = torch.randperm(tensors[name].numel(), generator=generator)
+        tensors["mtp.layers.0." + name.removeprefix(last)] = tensors[name].flatten()[places].view_as(tensors[name])
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = torch.rand(hidden, generator=generator) - 0.5
+    tensors["mtp.fc.weight"] = torch.randn(hidden, 2 * hidden, generator=generator) * hidden**-0.5
+    save_file(tensors, model / WEIGHTS, {"format": "pt"})
+    return model
+
+
 def _shapes(method: str, hidden: int, head_dim: int) -> dict[str, tuple[int, ...]]:
     is_third = method == "eagle3"
     prefix, width = ("midlayer", 2 * hidden) if is_third else ("layers.0", hidden)

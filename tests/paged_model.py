@@ -12,7 +12,8 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.factory import attention_for
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig, ModelConfig
-from baton.engine.execution.batch import Batch, GroupBlocks, StateBlocks
+from baton.engine.execution.batch import Batch, GroupBlocks
+from baton.engine.execution.state_blocks import StateBlocks
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import Model, load_model

@@ -12,12 +12,13 @@ from baton.engine.config import TOKENIZER, EngineConfig
 from baton.engine.errors import EngineError
 from baton.engine.execution.visible_gpus import visible_gpus
 from baton.process.entry import process_flags, run_process, take_process_flags
+from baton.process.log_format import LogSource
 from baton.settings.config_file import load
 from baton.settings.flags import Command, click_options
 from baton.settings.names import NAME_RULE, Role, is_name
 from baton.settings.options import options_of
 from baton.settings.values import OptionError, Value
-from baton.worker.config import WorkerConfig
+from baton.worker.config import WorkerConfig, rank_suffix
 from baton.worker.device import require_gpus
 
 Start = Callable[[WorkerConfig], Coroutine[object, object, None]]
@@ -36,8 +37,8 @@ def worker_command(roles: tuple[Role, ...]) -> Callable[[Command], Command]:
     return decorate
 
 
-def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) -> None:
-    """Run the worker described by the flags and their config file until a signal ends it.
+def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start, rank: int = 0) -> None:
+    """Run the worker, or one of its follower ranks, described by the flags and their config file, until a signal.
 
     The default role is the first of `roles`. Raises OptionError naming the offending key.
     """
@@ -51,7 +52,14 @@ def run_worker(flags: dict[str, object], roles: tuple[Role, ...], start: Start) 
         raise OptionError(f"worker_id: {config.worker_id!r} must be {NAME_RULE}")
     if process.lifeline_fd is None and config.is_on_gpu:  # a supervisor has already checked
         require_gpus(config.engine.device, config.ranks_per_node, visible_gpus())
-    run_process(process.named(config.worker_id, config.progress_fd), lambda: start(config))
+    source = log_source(config, rank)
+    run_process(process.of(source, config.progress_fd), lambda: start(config))
+
+
+def log_source(config: WorkerConfig, rank: int) -> LogSource:
+    """Return how a rank's process logs. Follower ranks have no role: they do not learn of its changes."""
+    worker = config.worker_id.removesuffix(rank_suffix(rank))
+    return LogSource(config.worker_id, "" if rank else config.role, worker)
 
 
 def with_directory(config: WorkerConfig) -> WorkerConfig:

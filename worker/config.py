@@ -1,5 +1,6 @@
 """Configuration of a worker; plain data, imports no torch."""
 
+import os
 from dataclasses import dataclass, field
 
 from baton.engine.config import EngineConfig
@@ -17,6 +18,7 @@ from baton.settings.options import (
 )
 from baton.settings.otlp_endpoint import OTLP_ENDPOINT, check_otlp_endpoint
 from baton.settings.registry_url import parse_registry_url
+from baton.settings.store_directory import store_directory
 from baton.settings.values import OptionError
 from baton.worker.device import check_device
 
@@ -212,9 +214,19 @@ class WorkerConfig:
         return 1
 
     @property
+    def kv_tiers(self) -> list[str]:
+        """Names of the options with stores below the KV cache."""
+        stores = {
+            "kv_host_memory_bytes": self.kv_host_memory_bytes,
+            "kv_disk": self.kv_disk,
+            "kv_store": self.kv_store,
+        }
+        return [name for name, value in stores.items() if value is not None]
+
+    @property
     def has_kv_stores(self) -> bool:
         """Whether there are stores below the KV cache."""
-        return self.kv_host_memory_bytes is not None or self.kv_disk is not None or self.kv_store is not None
+        return bool(self.kv_tiers)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -282,13 +294,14 @@ class WorkerConfig:
                 "enable_prefix_caching: off, but only blocks of the prefix cache are stored; turn it on, or leave out "
                 "kv_host_memory_bytes, kv_disk and kv_store"
             )
-        if self.has_kv_stores and self.tensor_parallel > 1:
-            raise OptionError(
-                "kv_host_memory_bytes, kv_disk and kv_store do not support tensor_parallel yet; leave them out"
-            )
         scheme, separator, _ = (self.kv_disk or "").partition("://")
         if separator and scheme != "file":
             raise OptionError(f"kv_disk: {scheme}:// is not a directory; set a path, or kv_store for a server")
+        disk, shared = (store_directory(url) if url else None for url in (self.kv_disk, self.kv_store))
+        if disk is not None and shared is not None and os.path.realpath(disk) == os.path.realpath(shared):
+            raise OptionError(
+                f"kv_store: {shared} is the directory of kv_disk, too; leave out one of the two, or set another one"
+            )
         if self.kv_store_key_file is not None and self.kv_disk is None and self.kv_store is None:
             raise OptionError("kv_store_key_file: nothing to encrypt; set kv_disk or kv_store too")
 
@@ -316,3 +329,8 @@ class WorkerConfig:
             raise OptionError(
                 "kv_cache_memory_bytes: missing; nodes without GPUs have no common default, so set the size for a rank"
             )
+
+
+def rank_suffix(rank: int) -> str:
+    """Return the end of a follower rank's id; empty for the first rank."""
+    return f"-rank-{rank}" if rank else ""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from grpc_health.v1 import health
 
 from baton.doctor.known_peers import KnownPeers
+from baton.process.logs import change_log_role
 from baton.protos import doctor_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
 from baton.rpc.pooling import pooling_to_proto
@@ -196,6 +197,7 @@ class Lives:
     def _begin(self, core: WorkerCore, incarnation: str) -> Life:
         """Build the services of the core's role, and have them accept calls to `incarnation`."""
         host = core.host
+        change_log_role(core.config.role)
         host.identity = WorkerIdentity(incarnation, host.fingerprint)
         services = self._builders[core.config.role](core)
         description = _describe(core, incarnation, self._address, self._initial_role)

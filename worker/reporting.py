@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from baton.engine.offload.counters import OffloadCounters
 from baton.engine.outputs import EngineStats
-from baton.protos.worker_pb2 import KVTier, WorkerLoad
+from baton.protos.worker_pb2 import KVTier, OffloadedWeights, WorkerLoad
 from baton.rpc.handover_times import HandoverTimes
 
 MAX_UNTOLD = 1 << 16  # unreported numbers of a watcher; with more none are sent, and the router assumes all of them
@@ -146,6 +147,17 @@ def load_report(
         num_cached_tokens=stats.num_cached_tokens,
         adapter_load_s=stats.adapter_load_s,
         resident_adapters=stats.resident_adapters,
+        weights_offload=_offloaded(stats.offload) if stats.offload.num_stored_bytes else None,
+    )
+
+
+def _offloaded(offload: OffloadCounters) -> OffloadedWeights:
+    return OffloadedWeights(
+        stored_bytes=offload.num_stored_bytes,
+        read_bytes=offload.num_read_bytes,
+        wait_s=offload.waited_s,
+        expert_hits=offload.num_expert_hits,
+        expert_misses=offload.num_expert_misses,
     )
 
 

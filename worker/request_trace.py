@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.outputs import RequestOutput, StepOutput
 from baton.protos.worker_pb2 import TimedSpan
+from baton.rpc.handover_times import TRACE_ID_BYTES
 from baton.rpc.peers import Context
 from baton.rpc.tracing.base import Tracer
 from baton.rpc.tracing.context import TraceContext, parse_context, read_context
@@ -28,6 +29,12 @@ class WorkerTrace:
         self._num_tokens = 0
         self._first_s = 0.0  # time of the first token
         self._elsewhere: list[TimedSpan] = []  # timings from other workers
+
+    @property
+    def exemplar(self) -> bytes | None:
+        """The trace's id for metrics; None: the trace is not exported."""
+        context = self.root.context
+        return context.trace_id.to_bytes(TRACE_ID_BYTES) if context.is_sampled else None
 
     def admitted(self, at_s: float) -> None:
         """Record that the request left the queue; only the first time counts. Monotonic clock."""

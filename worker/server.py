@@ -105,7 +105,7 @@ async def _load_and_serve(config: WorkerConfig, builders: RoleBuilders, tracer: 
         if config.strict:
             require_fit(await asyncio.to_thread(examine_machine, host.pool.num_blocks * host.block_bytes))
         counters = WorkerCounters()
-        stores = await asyncio.to_thread(open_stores, config, host, engine.pool, counters)
+        stores = await asyncio.to_thread(open_stores, config, host, engine.pool, counters, followers)
         core = WorkerCore(config, host, channels, counters, Drain(), stores, WorkerAdapters(host, followers), tracer)
         await _serve(core, builders, security, progress, stopping, group, ranks)
     await channels.close()

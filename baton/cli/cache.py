@@ -14,21 +14,18 @@ from baton.cli.display.cache_table import cache_table
 from baton.cli.display.status_table import worker_rows
 from baton.cli.options.https_flags import https_flags
 from baton.cli.options.server import key_flag, url_flag
-from baton.kvtransfer.store.archive import (
-    InvalidExport,
-    export_blocks,
-    import_blocks,
-    matching,
-    read_manifest,
-    store_folders,
-)
+from baton.extras import MissingExtra
+from baton.kvtransfer.store.archive import export_blocks, import_blocks, matching, read_manifest
+from baton.kvtransfer.store.block_source import InvalidExport
+from baton.kvtransfer.store.factory import open_source
 from baton.kvtransfer.store.store import StoreUnavailable
 from baton.rpc.router_client import ServerError, check, connect, json_body, unreachable
-from baton.settings.values import parse_size
+from baton.settings.values import OptionError, parse_size
 
 TIMEOUT_S = 30.0
 CLEAR_S = 150.0  # a router waits 120 s for a store that a worker clears
 CAPACITY = "32GiB"  # default of --kv-disk-bytes
+TTL_S = 86400.0  # default of --kv-store-ttl-s
 T = TypeVar("T")
 
 
@@ -80,10 +77,11 @@ def clear(url: str, api_key: str | None, https: ssl.SSLContext | None, model: st
 @command.command(name="export")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--from", "place", required=True, help="Directory of --kv-disk or --kv-store, or host for --kv-host-memory-bytes."
-)
+    "--from", "place", required=True,
+    help="Directory of --kv-disk, directory or URL of --kv-store, or host for --kv-host-memory-bytes.",
+)  # fmt: skip
 def export(directory: Path, place: str) -> None:
-    """Copy the blocks of a store on this machine into DIRECTORY, even while workers use it.
+    """Copy the blocks of a store into DIRECTORY, even while workers use it.
 
     Encrypted blocks stay encrypted: the importing workers need the same key.
 
@@ -91,9 +89,9 @@ def export(directory: Path, place: str) -> None:
     Example:
     $ baton cache export /backup/kv --from /var/lib/kv
     """
-    counts = _archived(lambda: export_blocks(store_folders(place), directory))
+    counts = _archived(lambda: export_blocks(open_source(place), directory))
     if not counts:
-        click.echo(f"{place} holds no block")
+        click.echo("the store holds no block")
     for namespace, count in counts.items():
         click.echo(f"{namespace}: {count.num_blocks} blocks, {count.num_bytes} bytes")
 
@@ -101,12 +99,17 @@ def export(directory: Path, place: str) -> None:
 @command.command(name="import")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--to", "target", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory of --kv-disk or --kv-store of the workers.",
+    "--to", "target", required=True,
+    help="Directory of --kv-disk, or directory or URL of --kv-store, of the workers.",
 )  # fmt: skip
 @click.option(
-    "--max-bytes", default=CAPACITY, show_default=True, help="Size limit of that store, the same as the workers'."
-)
+    "--max-bytes", default=CAPACITY, show_default=True,
+    help="Size limit of a store in a directory, the same as the workers'.",
+)  # fmt: skip
+@click.option(
+    "--ttl-s", default=TTL_S, show_default=True, type=click.FloatRange(min=1),
+    help="Seconds after which a Redis server forgets a block, as the workers' --kv-store-ttl-s.",
+)  # fmt: skip
 @click.option(
     "--fingerprint",
     multiple=True,
@@ -117,14 +120,15 @@ def export(directory: Path, place: str) -> None:
 @https_flags
 def import_(
     directory: Path,
-    target: Path,
+    target: str,
     max_bytes: str,
+    ttl_s: float,
     fingerprint: tuple[str, ...],
     url: str,
     api_key: str | None,
     https: ssl.SSLContext | None,
 ) -> None:
-    """Copy the blocks of an export in DIRECTORY into a store on this machine, from which its workers fetch them.
+    """Copy the blocks of an export in DIRECTORY into a store, from which workers fetch them.
 
     Refuses KV of other models, weights, data types or layouts than those of the workers, and damaged exports. All
     checksums are verified before the first block is written.
@@ -141,7 +145,7 @@ def import_(
     manifest = _archived(lambda: read_manifest(directory))
     wanted = set(fingerprint) or _fingerprints(url, api_key, https)
     namespaces = _archived(lambda: matching(manifest, wanted, where))
-    added = _archived(lambda: import_blocks(directory, namespaces, target, capacity_bytes))
+    added = _archived(lambda: import_blocks(directory, namespaces, target, capacity_bytes, ttl_s))
     num_blocks = sum(manifest[namespace].num_blocks for namespace in namespaces)
     click.echo(f"{added.num_blocks} of {num_blocks} blocks were added, {added.num_bytes} bytes")
 
@@ -174,7 +178,7 @@ def _archived(work: Callable[[], T]) -> T:
     """Return the result of work on an export. Raises ClickException."""
     try:
         return work()
-    except (InvalidExport, StoreUnavailable) as error:
+    except (InvalidExport, StoreUnavailable, OptionError, MissingExtra) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"{error.filename or ''}: {error.strerror}".removeprefix(": ")) from error

@@ -13,7 +13,8 @@ from pathlib import Path
 import rich_click as click
 
 from baton.deployment.local.detached.folder import SERVERS
-from baton.process.log_records import GrowingFile, LogFile, LogFilter, LogRecord, Pipe, in_order, since_time
+from baton.process.log_record import LogFilter, LogRecord, since_time
+from baton.process.log_records import GrowingFile, LogFile, Pipe, in_order
 from baton.process.log_settings import LOG_LEVELS
 from baton.process.state_directory import state_directory
 
@@ -43,7 +44,7 @@ def command(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the logs of a server on this machine, written with either --log-format.
+    """Show the logs of a server on this machine, written with either --log-format, or by Ray Serve as JSON.
 
     PATHS are log files, directories of them (`--log-dir` of `baton serve`), or `-` for standard input, such as the
     output of `kubectl logs`. Default: the logs of the detached server that wrote last.

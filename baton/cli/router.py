@@ -8,6 +8,7 @@ from baton.cli.options.panels import option_panels
 from baton.cli.options.vllm_flags import vllm_flags
 from baton.deployment.local.router_group import run_group
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.process.log_format import LogSource
 from baton.router.__main__ import read_config, run_here
 from baton.router.config import RouterConfig
 from baton.settings.flags import click_options
@@ -40,4 +41,6 @@ def command(**flags: object) -> None:
     if config.processes == 1 or config.process is not None:
         run_here(process, config)
     else:
-        run_process(process.named("routers", config.progress_fd), lambda: run_group(config, process.log))
+        run_process(
+            process.of(LogSource("routers", role="router"), config.progress_fd), lambda: run_group(config, process.log)
+        )

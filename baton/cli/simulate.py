@@ -5,6 +5,7 @@ import rich_click as click
 from baton.cli.options.model_argument import model_argument
 from baton.cli.simulate_trace import TraceOptions, trace_flags
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.process.log_format import LogSource
 from baton.settings.config_file import load
 from baton.settings.flags import click_options
 from baton.settings.options import options_of
@@ -37,4 +38,4 @@ def command(trace_options: TraceOptions | None, **flags: object) -> None:
         trace_options.run(process.config_file, flags)
         return
     config = load(SimulationConfig, process.config_file, flags)
-    run_process(process.named("simulation", config.progress_fd), lambda: run(config))
+    run_process(process.of(LogSource("simulation"), config.progress_fd), lambda: run(config))

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from baton.cli.display.status_table import (
     adapter_lines,
+    offload_lines,
     pin_lines,
     status_table,
     tier_lines,
@@ -74,7 +75,7 @@ def _render(content: object, url: str, width: int) -> RenderableType:
     router = content.get("router") if isinstance(content, dict) else None
     models = [Text(f"{each.pop('model', '')}: {_facts(each)}") for each in _models(router)]
     plans = [Text(line, style="dim") for line in _plans(router)]
-    details = [*adapter_lines(rows), *transport_lines(rows), *tier_lines(rows), *pin_lines(rows)]
+    details = [*adapter_lines(rows), *transport_lines(rows), *tier_lines(rows), *pin_lines(rows), *offload_lines(rows)]
     transports = [Text(line, style="dim") for line in details]
     restarts = [Text(line, style="yellow") for report in process_reports(content) if (line := report.describe())]
     title = Text("  ".join([url, _facts(router)]), style="bold")

@@ -2,6 +2,9 @@
 
 import math
 import os
+from collections.abc import Sequence
+from queue import SimpleQueue
+from threading import Thread
 
 import rich_click as click
 
@@ -26,7 +29,8 @@ def command(name: str | None, port: int | None, is_all: bool, timeout_s: float |
     """Stop the server NAME that `baton serve --detach` has started; without NAME, the only one there is.
 
     Running requests may finish first, as after Ctrl-C. Returns once the server has ended. Fails if that takes 30 s
-    longer than the server's drain timeout; `--force` then kills it. A process that is not a detached server of this
+    longer than the server's drain timeout; `--force` then kills it. With `--all`, all servers are stopped at the same
+    time. A process that is not a detached server of this
     user is never stopped.
 
     \b
@@ -48,8 +52,7 @@ def command(name: str | None, port: int | None, is_all: bool, timeout_s: float |
     if not chosen:
         click.echo("No detached server runs")
     wait_s = 0.0 if force else timeout_s
-    failures = [error for folder in chosen if (error := _stop(folder, wait_s)) is not None]
-    if failures:
+    if failures := _stop_all(chosen, wait_s):
         raise click.ClickException("\n".join(failures))
 
 
@@ -72,6 +75,28 @@ def _chosen(name: str | None, port: int | None, is_all: bool) -> list[ServerFold
     if not found:
         raise click.ClickException("no detached server runs; Ctrl-C or SIGTERM stops others")
     return running or found[:1]
+
+
+def _stop_all(folders: Sequence[ServerFolder], timeout_s: float | None) -> list[str]:
+    """Stop servers at the same time, so that all have the same deadline; return the errors."""
+    results: SimpleQueue[str | Exception | None] = SimpleQueue()
+
+    def stop(folder: ServerFolder) -> None:
+        try:
+            results.put(_stop(folder, timeout_s))
+        except Exception as error:
+            results.put(error)
+
+    for folder in folders:
+        Thread(target=stop, args=(folder,), daemon=True).start()  # a daemon does not outlive Ctrl-C
+    failures = []
+    for _ in folders:
+        result = results.get()
+        if isinstance(result, Exception):
+            raise result
+        if result is not None:
+            failures.append(result)
+    return failures
 
 
 def _stop(folder: ServerFolder, timeout_s: float | None) -> str | None:

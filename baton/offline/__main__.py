@@ -27,6 +27,7 @@ from baton.process.child import make_private_dir
 from baton.process.end_signals import EndSignals
 from baton.process.entry import ProcessOptions, log_flags, run_process
 from baton.process.errors import PlainError
+from baton.process.log_format import LogSource
 from baton.process.log_settings import LogSettings
 from baton.process.pipes import read_pipe
 from baton.process.progress import ProgressReporter
@@ -45,7 +46,7 @@ class CannotServe(PlainError):
 def main(directory: Path, progress_fd: int | None, log_level: str, log_format: str) -> None:
     """Serve the config in DIRECTORY until standard input is closed."""
     log = LogSettings(log_level, log_format)
-    process = ProcessOptions(log=log, progress_fd=progress_fd, name="cluster")
+    process = ProcessOptions(log=log, progress_fd=progress_fd, source=LogSource("cluster"))
     run_process(process, lambda: _serve(directory, progress_fd, log))
 
 

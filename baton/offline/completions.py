@@ -12,7 +12,7 @@ from baton.offline.sampling_params import SamplingParams
 from baton.router.openai.logprobs import TOKEN_ID_PREFIX
 from baton.router.text.tokenizer import Tokenizer
 
-PATH = "/v1/completions"
+PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,6 @@ class Completions:
         max_tokens = left if params.max_tokens is None else min(params.max_tokens, left)
         body: dict[str, object] = {
             **params.body(),
-            "prompt": self.prompt.token_ids,
             "max_tokens": max_tokens,
             "min_tokens": min(params.min_tokens, max_tokens),
             "seed": self.seed,
@@ -45,18 +44,23 @@ class Completions:
         }
         if self.adapter is not None:
             body["model"] = self.adapter.lora_name
-        return Request(PATH, body)
+        if self.prompt.chat is None:
+            return Request(PATH, {**body, "prompt": self.prompt.token_ids})
+        logprobs = {"logprobs": params.logprobs is not None, "top_logprobs": params.logprobs}
+        return Request(CHAT_PATH, {**body, **self.prompt.chat.body(), **logprobs})
 
     def output(self, answer: Answer) -> RequestOutput:
         """Return the outputs in a response."""
         choices: Sequence[Mapping[str, Any]] = answer["choices"]
-        prompt_logprobs = choices[0].get("prompt_logprobs")
+        is_chat = self.prompt.chat is not None
+        prompt_logprobs = (answer if is_chat else choices[0]).get("prompt_logprobs")
+        read = _chat_completion if is_chat else _completion
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
             prompt_logprobs=None if prompt_logprobs is None else [_ranked(each) for each in prompt_logprobs],
-            outputs=[_completion(choice, self.tokenizer, self._num_top) for choice in choices],
+            outputs=[read(choice, self.tokenizer, self._num_top) for choice in choices],
             finished=True,
             num_cached_tokens=answer["usage"]["prompt_tokens_details"]["cached_tokens"],
             lora_request=self.adapter,
@@ -75,6 +79,24 @@ def _completion(choice: Mapping[str, Any], tokenizer: Tokenizer, num_top: int) -
         token_ids=choice["token_ids"],
         cumulative_logprob=None if block is None else sum(block["token_logprobs"]),
         logprobs=None if block is None else [_named(each, tokenizer, num_top) for each in block["top_logprobs"]],
+        finish_reason=choice["finish_reason"],
+        stop_reason=choice["stop_reason"],
+    )
+
+
+def _chat_completion(choice: Mapping[str, Any], tokenizer: Tokenizer, num_top: int) -> CompletionOutput:
+    """Return the completion in a choice of the chat API, whose text the router does not divide into parts."""
+    block: Mapping[str, Any] | None = choice["logprobs"]
+    positions: Sequence[Mapping[str, Any]] = [] if block is None else block["content"]
+    candidates = [
+        {each["token"]: each["logprob"] for each in (*position["top_logprobs"], position)} for position in positions
+    ]
+    return CompletionOutput(
+        index=choice["index"],
+        text=choice["message"]["content"] or "",
+        token_ids=choice["token_ids"],
+        cumulative_logprob=None if block is None else sum(position["logprob"] for position in positions),
+        logprobs=None if block is None else [_named(each, tokenizer, num_top) for each in candidates],
         finish_reason=choice["finish_reason"],
         stop_reason=choice["stop_reason"],
     )

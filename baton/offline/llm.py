@@ -22,21 +22,26 @@ from transformers import PreTrainedTokenizerFast
 from baton.offline.adapters import LoadedAdapters, LoRARequest, load
 from baton.offline.batch_size import max_in_flight
 from baton.offline.completions import Completions
+from baton.offline.conversations import IMAGES_IN_FLIGHT, Conversations
 from baton.offline.embeddings import Embedding
 from baton.offline.errors import Ended
+from baton.offline.images import LocalImages
 from baton.offline.options import StrPath, read_options
-from baton.offline.outputs import EmbeddingRequestOutput, RequestOutput
+from baton.offline.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from baton.offline.own_loop import run_on_own_loop
+from baton.offline.per_prompt import one_each
 from baton.offline.private_server import PrivateServer
 from baton.offline.progress_bar import ProgressBar, UseTqdm
 from baton.offline.prompts import Message, Prompt, PromptReader, Tokens, as_list
-from baton.offline.requests import Job, Requests
+from baton.offline.requests import Job, Request, Requests
 from baton.offline.sampling_params import SamplingParams
+from baton.offline.scores import check_pairs, scores
 from baton.router.model_info import read_model_info
 from baton.router.text.tokenizer import Tokenizer
 from baton.router.text.tokenizer_files import read_tokenizer
 
 SEED_BITS = 63
+RESET_PATH = "/reset_prefix_cache"
 T = TypeVar("T")
 Conversation = Sequence[Message]
 
@@ -52,17 +57,20 @@ class LLM:
         num_decode: int = 1,
         seed: int | None = 0,
         log_dir: StrPath | None = None,
+        allowed_local_media_path: StrPath | None = None,
         **options: object,
     ) -> None:
         """Start the workers and wait until they serve.
 
         `model`: a directory, a GGUF file or a Hugging Face id; None: the bundled model. `num_prefill`: 0 for decode
         workers that prefill too. `seed`: from which those of requests without one are derived; None: at random.
+        `allowed_local_media_path`: directory of the files that conversations may name as images; None: none.
         `options`: those of `baton serve`, with underscores, or vLLM's names for them.
 
         Raises OptionError, a ValueError, for an invalid option; ValueError for a model that cannot be served;
         StartFailed if the processes cannot start.
         """
+        images = LocalImages.of(allowed_local_media_path)
         chosen = read_options(model, num_prefill, num_decode, log_dir, options)
         checkpoint = chosen.checkpoint()
         self._seeds = None if seed is None else random.Random(seed)
@@ -82,6 +90,7 @@ class LLM:
             raise
         self._reader = PromptReader(self._tokenizer, info, serving.max_model_len)
         self._requests = Requests(serving.url, chosen.key, server.check)
+        self._conversations = Conversations(self._reader, images, self._requests)
         self._max_in_flight = max_in_flight(num_decode, chosen.max_num_seqs)
         self.log_dir: Path = server.log_dir
 
@@ -120,17 +129,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return the completions of each conversation, in order; `messages` is one conversation or several.
 
-        The outputs are the model's text as it is, tool calls and reasoning included. Raises as `generate` does.
+        The outputs are the model's text as it is, tool calls and reasoning included. Raises as `generate` does, and
+        RequestFailed before any work begins for an image that the router refuses.
         """
         options = {
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
             "continue_final_message": continue_final_message,
             "tools": list(tools or ()),
             "chat_template_kwargs": dict(chat_template_kwargs or {}),
         }
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         bodies = [{"messages": list(each), **options} for each in conversations]
-        tokens = self._tokenize(partial(self._reader.read_chats, bodies))
+        tokens = self._tokenize(partial(self._conversations.read, bodies))
         return self._complete(tokens, sampling_params, use_tqdm, lora_request, None)
 
     def embed(
@@ -140,6 +150,23 @@ class LLM:
         tokens = self._tokenize(partial(self._reader.read, as_list(prompts), room=0))
         jobs = [Embedding(self._next_id(), each, dimensions) for each in tokens]
         return self._send(jobs, self._max_in_flight, use_tqdm)
+
+    def score(
+        self, data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = True
+    ) -> list[ScoringRequestOutput]:
+        """Return the similarity of each pair of texts: the cosine of their embeddings; one `data_1` stands for all.
+
+        Raises as `embed` does.
+        """
+        first, second = as_list(data_1), as_list(data_2)
+        check_pairs(len(first), len(second))
+        found = self.embed([*first, *second], use_tqdm=use_tqdm)
+        return scores(found[: len(first)], found[len(first) :])
+
+    def reset_prefix_cache(self) -> bool:
+        """Have the workers forget the cached blocks that no request uses; return True. Raises RequestFailed."""
+        self._run(partial(self._requests.post, Request(RESET_PATH, {})))
+        return True
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters in the model's generation_config.json, otherwise the usual ones."""
@@ -179,10 +206,10 @@ class LLM:
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         usual = self.get_default_sampling_params()
-        given = _one_each("sampling_params", sampling_params, SamplingParams, len(tokens))
+        given = one_each("sampling_params", sampling_params, SamplingParams, len(tokens))
         params = [each or usual for each in given]
-        adapters = _one_each("lora_request", lora_request, LoRARequest, len(tokens))
-        priorities = _one_each("priority", priority, int, len(tokens))
+        adapters = one_each("lora_request", lora_request, LoRARequest, len(tokens))
+        priorities = one_each("priority", priority, int, len(tokens))
         for each in {id(each): each for each in params}.values():
             each.check(self._reader.model.vocab_size)
         self._load(adapters)
@@ -199,8 +226,9 @@ class LLM:
             )
             for prompt, chosen, adapter, urgency in zip(tokens, params, adapters, priorities, strict=True)
         ]
-        most = max((each.n for each in params), default=1)
-        return self._send(jobs, max(1, self._max_in_flight // most), use_tqdm)
+        most = IMAGES_IN_FLIGHT if any(prompt.chat for prompt in tokens) else self._max_in_flight
+        num_each = max((each.n for each in params), default=1)
+        return self._send(jobs, max(1, min(most, self._max_in_flight) // num_each), use_tqdm)
 
     def _send(self, jobs: Sequence[Job[T]], max_in_flight: int, use_tqdm: UseTqdm) -> list[T]:
         with ProgressBar(use_tqdm, len(jobs), "Processed prompts") as bar:
@@ -234,14 +262,3 @@ class LLM:
         if params.seed is not None:
             return params.seed
         return None if self._seeds is None else self._seeds.getrandbits(SEED_BITS)
-
-
-def _one_each(name: str, given: T | Sequence[T | None] | None, kind: type[T], count: int) -> list[T | None]:
-    """Return an argument for each prompt, of which one stands for all. Raises ValueError."""
-    if given is None or isinstance(given, kind):
-        return [given] * count
-    if not isinstance(given, Sequence) or any(not isinstance(each, kind | None) for each in given):
-        raise ValueError(f"{name} must be a {kind.__name__}, or a list of them")
-    if len(given) != count:
-        raise ValueError(f"{name} has {len(given)} elements, but there are {count} prompts")
-    return list(given)

@@ -134,6 +134,9 @@ def read_options(
         "protect_operations": True,
         "shared_cache": True,
         "console": False,
+        # Outputs are the model's text as it is.
+        "tool_call_parser": "none",
+        "reasoning_parser": "none",
     }
     if chosen.get("enable_lora"):
         chosen["lora_dir"] = "/"  # a LoRARequest may name any path

@@ -68,3 +68,20 @@ class EmbeddingRequestOutput:
     outputs: EmbeddingOutput
     prompt_token_ids: list[int]
     finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """The similarity of two texts."""
+
+    score: float  # from -1 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """The similarity of one pair of texts."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]  # of both
+    finished: bool

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NotRequired
 
 from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from baton.engine.errors import InvalidRequest
+from baton.offline.images import LocalImages
 from baton.router.generation import ChatPrompt
 from baton.router.model_info import ModelInfo
 from baton.router.openai.invalid_body import invalid_body
@@ -34,11 +35,25 @@ Message = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
+class ImageChat:
+    """A conversation with images."""
+
+    shown: Mapping[str, object]  # the body of a request, with short URLs in place of the images
+    messages: Sequence[Message] = field(repr=False)
+    images: LocalImages
+
+    def body(self) -> dict[str, object]:
+        """Return the body of a request, with the images. Raises ValueError if one cannot be read."""
+        return {**self.shown, "messages": self.images.inlined(self.messages)}
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """A prompt that fits the context."""
 
     text: str | None
     token_ids: list[int]
+    chat: ImageChat | None = None  # sent in place of the tokens; None: the prompt has no images
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -68,7 +83,7 @@ class PromptReader:
         for index, prompt in enumerate(prompts):
             await asyncio.sleep(0)  # short texts are encoded without a wait, and Ctrl-C cancels at waits
             try:
-                found.append(self._checked(await self._tokens(prompt), room))
+                found.append(self.checked(await self._tokens(prompt), room))
             except (InvalidRequest, ValueError) as error:
                 raise ValueError(f"prompt {index}: {error}") from None
         return found
@@ -79,10 +94,25 @@ class PromptReader:
         for index, body in enumerate(bodies):
             await asyncio.sleep(0)
             try:
-                found.append(self._checked(await self._rendered(body), room=1))
+                found.append(self.checked(await self._rendered(body), room=1))
             except (InvalidRequest, ValueError) as error:
                 raise ValueError(f"conversation {index}: {error}") from None
         return found
+
+    def checked(self, prompt: Tokens, room: int) -> Tokens:
+        """Return the prompt. Raises ValueError unless it fits the context and the vocabulary."""
+        token_ids, limit = prompt.token_ids, self.model.vocab_size
+        if not token_ids:
+            raise ValueError("it is empty; at least one token is needed")
+        if len(token_ids) + room > self.max_model_len:
+            left = " and leave no room for output" if len(token_ids) == self.max_model_len else ""
+            raise ValueError(
+                f"its {len(token_ids)} tokens exceed the context of {self.max_model_len} tokens (max_model_len){left}; "
+                "shorten it"
+            )
+        if min(token_ids) < 0 or max(token_ids) >= limit:
+            raise ValueError(f"it has a token id outside 0 to {limit - 1}")
+        return prompt
 
     async def _tokens(self, prompt: Prompt) -> Tokens:
         text: object = None
@@ -113,8 +143,6 @@ class PromptReader:
         except ValidationError as error:
             raise invalid_body(TokenizeRequest, error) from None
         assert isinstance(prompt, ChatPrompt)
-        if prompt.images:
-            raise ValueError("images are not supported here; send them to `baton serve`")
         text = await self.tokenizer.render(
             prompt.messages,
             prompt.add_generation_prompt,
@@ -123,20 +151,6 @@ class PromptReader:
             tools=prompt.tools,
         )
         return Tokens(text, await self.tokenizer.encode(text, add_special_tokens=False))
-
-    def _checked(self, prompt: Tokens, room: int) -> Tokens:
-        token_ids, limit = prompt.token_ids, self.model.vocab_size
-        if not token_ids:
-            raise ValueError("it is empty; at least one token is needed")
-        if len(token_ids) + room > self.max_model_len:
-            left = " and leave no room for output" if len(token_ids) == self.max_model_len else ""
-            raise ValueError(
-                f"its {len(token_ids)} tokens exceed the context of {self.max_model_len} tokens (max_model_len){left}; "
-                "shorten it"
-            )
-        if min(token_ids) < 0 or max(token_ids) >= limit:
-            raise ValueError(f"it has a token id outside 0 to {limit - 1}")
-        return prompt
 
 
 def _integers(given: object) -> list[int]:

@@ -46,7 +46,7 @@ class ClusterConfig:
     colocated: int = option(
         0,
         "Number of colocated workers, which prefill and decode. With decode workers, they prefill for these and "
-        "decode what these have no room for.",
+        "decode as long as their prompts leave room, or what these have no room for.",
         minimum=0,
         maximum=256,
         former=("both",),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.deployment.local.events import Listener, Warned
-from baton.process.log_records import LogRecord, read_record
+from baton.process.log_record import LogRecord, read_record
 
 PERIOD_S = 0.5
 MAX_READ_BYTES = 1 << 20  # of a log at once; the rest is read next time

@@ -24,11 +24,13 @@ class Placement(Protocol):
         """Begin a layer, whose weights are placed next."""
         ...
 
-    def place(self, make: Callable[[], WeightForm], expert: int | None = None) -> WeightForm:
+    def place(
+        self, make: Callable[[], WeightForm], expert: int | None = None, names: tuple[str, ...] = ()
+    ) -> WeightForm:
         """Return a weight with its tensors where they are kept; `make` is called only if it is not there yet.
 
         The contents of these tensors must not be read before the model computes. expert: number of the expert that the
-        weight belongs to.
+        weight belongs to; names: of the checkpoint's tensors that it is made of.
         """
         ...
 

@@ -51,8 +51,8 @@ def read_tensors(directory: Path) -> dict[str, StoredTensor]:
 def weight_files(directory: Path) -> list[Path]:
     """Return the weight files: `model.safetensors`, the files named by the index, or all GGUF files, sorted by name."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
+    if (alone := _file_alone(directory)) is not None:
+        return [alone]
     if not index.exists() and (parts := sorted(directory.glob(f"*{GGUF}"))):
         return parts
     if not index.exists():
@@ -119,10 +119,16 @@ def _counts(values: object, name: str) -> tuple[int, ...]:
     return tuple(values)
 
 
+def _file_alone(directory: Path) -> Path | None:
+    """Return the only weight file, if it has one of the usual names; that of Medusa heads differs from a model's."""
+    files = (directory / "model.safetensors", directory / "medusa_lm_head.safetensors")
+    return next((file for file in files if file.exists()), None)
+
+
 def _check_index(directory: Path, tensors: dict[str, StoredTensor]) -> None:
     """Check that the index, if it is used, agrees with the files. Raises InvalidCheckpoint."""
     index = directory / "model.safetensors.index.json"
-    if (directory / "model.safetensors").exists():
+    if _file_alone(directory) is not None:
         return
     for name, file in _index_map(index).items():
         if name not in tensors or tensors[name].file.name != file:

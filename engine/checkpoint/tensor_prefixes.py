@@ -17,7 +17,7 @@ def under_model(tensors: Mapping[str, StoredTensor], prefixes: Prefixes = ()) ->
     """
     if EMBEDDING in tensors and PREFIX + EMBEDDING not in tensors and ("", PREFIX) not in prefixes:
         prefixes = ((HEAD, HEAD), ("", PREFIX))
-    names = {name: _renamed(name, prefixes) for name in tensors}
+    names = {name: model_name(name, prefixes) for name in tensors}
     return {new: replace(tensors[old], name=new) for old, new in names.items()}
 
 
@@ -29,7 +29,8 @@ def stored_names(name: str, prefixes: Prefixes) -> Iterator[str]:
             yield old + name.removeprefix(new)
 
 
-def _renamed(name: str, prefixes: Prefixes) -> str:
+def model_name(name: str, prefixes: Prefixes) -> str:
+    """Return the name that a tensor in the files has in the language model."""
     for old, new in prefixes:
         if name.startswith(old):
             return new + name.removeprefix(old)

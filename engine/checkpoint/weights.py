@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,6 +73,7 @@ class Weights:
         self._packed = PackedLookup(self._tensors, packed)
         self._total_bytes = max(sum(tensor.num_bytes for tensor in self._tensors.values()), 1)
         self._taken: set[str] = set()
+        self._peeked: dict[str, None] = {}  # names, since the last call of `take_peeked`
         self._taken_bytes = 0
         self._read_bytes = 0
         self._mapped_bytes = 0  # read since the last release of mapped pages
@@ -96,6 +97,7 @@ class Weights:
             return
         placement.begin_layer(index)
         self.placement = placement
+        self.take_peeked()
         yield
         self.placement = None
         placement.end_layer()
@@ -108,7 +110,13 @@ class Weights:
         view = self.peek(name, *shape, part=part)
         target = torch.empty(view.shape, dtype=dtype or self.dtype, device=self.device)
         view.copy_to(target)
+        self._peeked.pop(name, None)
         return target
+
+    def take_peeked(self) -> tuple[str, ...]:
+        """Return the names of the tensors that were viewed since the last call, and were not copied."""
+        names, self._peeked = tuple(self._peeked), {}
+        return names
 
     def peek(self, name: str, *shape: int, part: Part = WHOLE) -> Stored:
         """Return a read-only view of a tensor of this shape, or of a part of it, as stored; it counts as taken.
@@ -289,6 +297,7 @@ class Weights:
         if stored.name not in self._taken:  # a tensor may be taken in several parts
             self._taken.add(stored.name)
             self._taken_bytes += stored.num_bytes
+        self._peeked[stored.name] = None
         if self._on_progress is not None:
             self._on_progress(min(self._taken_bytes / self._total_bytes, 1.0))
 
@@ -312,33 +321,3 @@ class Weights:
                 self._states[path] = FileState.of_stat(os.fstat(file.fileno()))
             self._maps[path] = mapped
         return mapped
-
-
-def peek_all(
-    weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
-) -> list[Stored]:
-    """Return views of tensors of shape [size, *inner], or of the wanted part of each.
-
-    Allocates nothing, so that wrong shapes are detected before memory is taken.
-    """
-    each = zip(names, sizes, wanted or [WHOLE] * len(names), strict=True)
-    return [weights.peek(name, size, *inner, part=part) for name, size, part in each]
-
-
-def stack(
-    weights: Weights, names: Sequence[str], sizes: Iterable[int], *inner: int, wanted: Iterable[Part] | None = None
-) -> Tensor:
-    """Concatenate tensors of shape [size, *inner], or the wanted part of each, along dimension 0."""
-    return join(weights, peek_all(weights, names, sizes, *inner, wanted=wanted))
-
-
-def join(weights: Weights, parts: Sequence[Stored]) -> Tensor:
-    """Concatenate stored tensors along dimension 0, on the model's device, without intermediate copies."""
-    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-    target = torch.empty(shape, dtype=weights.dtype, device=weights.device)
-    start = 0
-    for part in parts:
-        end = start + part.shape[0]
-        part.copy_to(target[start:end])
-        start = end
-    return target

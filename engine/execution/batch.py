@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.device import to_device_async
+from baton.engine.execution.drafted_states import Advance, DraftedStates
+from baton.engine.execution.state_blocks import Run, StateBlocks, stepwise_runs
 from baton.engine.vision.image_tokens import ImageTokens
 
 
@@ -24,40 +26,6 @@ class AdapterRun:
 
     number: int  # of the matrices; 0: none
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateBlocks:
-    """Blocks of the recurrent state of a batch's sequences before and after a step."""
-
-    sources: Tensor  # [num_seqs, num_state_blocks] int64
-    targets: Tensor  # the same; equal to `sources` if the state is updated in place
-    new_rows: Tensor  # [num_new] int64: sequences that begin with this step; their state is zero, whatever sources hold
-    # [num_cleared] int64: blocks of KV that begin with this step, and are cleared first. They may have held states,
-    # which are perhaps not finite if they are read as KV, and attention multiplies unused slots by zero.
-    cleared: Tensor
-
-    def on(self, device: torch.device) -> "StateBlocks":
-        """Return the blocks on `device`, copied asynchronously in a single transfer."""
-        num_seqs, num_blocks = self.sources.shape
-        return self.split(to_device_async(self.joined(), device), num_seqs, num_blocks, len(self.new_rows))
-
-    def clear(self, pool: Tensor) -> None:
-        """Clear the blocks `cleared` of a pool."""
-        if len(self.cleared):
-            pool.view(torch.uint8).index_fill_(0, self.cleared, 0)
-
-    def joined(self) -> Tensor:
-        """Return all numbers in one tensor."""
-        return torch.cat([self.sources.flatten(), self.targets.flatten(), self.new_rows, self.cleared])
-
-    @staticmethod
-    def split(numbers: Tensor, num_seqs: int, num_blocks: int, num_new: int) -> "StateBlocks":
-        """Return the blocks that `joined` made one tensor."""
-        count = num_seqs * num_blocks
-        sizes = [count, count, num_new, len(numbers) - 2 * count - num_new]
-        sources, targets, new_rows, cleared = numbers.split_with_sizes(sizes)
-        return StateBlocks(sources.view(num_seqs, -1), targets.view(num_seqs, -1), new_rows, cleared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +55,8 @@ class Batch:
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
     adapters: tuple[AdapterRun, ...] = ()  # of all tokens, in order; empty: no token has one
     states: StateBlocks | None = None  # of recurrent layers; None: the model has none
+    # Where recurrent layers record the inputs of drafted tokens; None: there are none. Not sent to other ranks.
+    drafted: DraftedStates | None = None
     keeps_states: bool = True  # hidden states of its tokens, if a draft head reads them; not sent to other ranks
 
     @property
@@ -99,11 +69,15 @@ class Batch:
         """Number of sequences in the step."""
         return len(self.query_lens_list)
 
-    def runs(self) -> list[tuple[slice, int]]:
-        """Return sequences with the same number of new tokens, and that number: all decodes, and each prompt."""
-        num_decodes = self.num_decodes
-        runs = [(slice(0, num_decodes), 1)] if num_decodes else []
-        return runs + [(slice(row, row + 1), self.query_lens_list[row]) for row in range(num_decodes, self.num_seqs)]
+    def advance_states(self, advance: Advance, inputs: Sequence[Tensor], pool: Tensor) -> Tensor:
+        """Return the outputs of a recurrent layer's rule, which advances the states of sequences without drafts."""
+        assert self.states is not None, "the batch of a recurrent model has the blocks of its states"
+        if self.drafted is not None:
+            self.drafted.record(advance, inputs)
+        end = max(self.num_decodes, self.states.drafted.stop)
+        runs = stepwise_runs(self.query_lens_list[:end])
+        runs += [Run(slice(row, row + 1), self.query_lens_list[row], False) for row in range(end, self.num_seqs)]
+        return advance(inputs, runs, pool, self.states)
 
     def of_group(self, group: int) -> "Batch":
         """Return the batch with the slots and block tables of a KV group."""
@@ -162,7 +136,7 @@ class PooledOutput:
     sums: Tensor  # [len(batch.pooled), hidden] float64: of the hidden states after the final norm
 
 
-NUM_SIZES = 10  # at the front of a packed batch
+NUM_SIZES = 11  # at the front of a packed batch
 
 
 def pack(batch: Batch) -> Tensor:
@@ -172,7 +146,7 @@ def pack(batch: Batch) -> Tensor:
     sizes = [
         *(batch.num_tokens, batch.num_seqs, batch.block_tables.shape[1], num_logits, batch.num_decodes),
         *(len(others), len(batch.adapters)),
-        *((states.sources.shape[1], len(states.new_rows), len(states.cleared)) if states is not None else (0, 0, 0)),
+        *_state_sizes(states),
     ]
     adapters = torch.tensor([(run.number, run.num_tokens) for run in batch.adapters], dtype=torch.int64).flatten()
     more = [tensor.flatten() for other in others for tensor in (other.slot_mapping, other.block_tables)]
@@ -181,13 +155,20 @@ def pack(batch: Batch) -> Tensor:
     return torch.cat([torch.tensor(sizes), *batch.device_tensors(), batch.block_tables.flatten(), *more, adapters])
 
 
+def _state_sizes(states: StateBlocks | None) -> tuple[int, ...]:
+    if states is None:
+        return 0, 0, 0, 0
+    return states.sources.shape[1], len(states.new_rows), len(states.cleared), len(states.drafted)
+
+
 def unpack(numbers: Tensor) -> Batch:
     """Return the batch that `pack` packed."""
     num_tokens, num_seqs, max_blocks, num_logits, num_decodes, num_others, *more = numbers[:NUM_SIZES].tolist()
-    num_runs, num_state_blocks, num_new, num_cleared = more
+    num_runs, num_state_blocks, num_new, num_cleared, num_drafted = more
     sizes = [num_tokens] * 3 + [num_seqs + 1, num_seqs, num_logits, num_seqs * max_blocks]
     sizes += [num_tokens, num_seqs * max_blocks] * num_others
     sizes += [2 * num_seqs * num_state_blocks + num_new + num_cleared, 2 * num_runs]
+    drafted = range(num_decodes, num_decodes + num_drafted)
     *tensors, states, adapters = numbers[NUM_SIZES:].split_with_sizes(sizes)
     return Batch(
         token_ids=tensors[0],
@@ -205,5 +186,5 @@ def unpack(numbers: Tensor) -> Batch:
             for slots, tables in zip(tensors[7::2], tensors[8::2], strict=True)
         ),
         adapters=tuple(AdapterRun(*run) for run in adapters.view(-1, 2).tolist()),
-        states=StateBlocks.split(states, num_seqs, num_state_blocks, num_new) if num_state_blocks else None,
+        states=StateBlocks.split(states, num_seqs, num_state_blocks, num_new, drafted) if num_state_blocks else None,
     )

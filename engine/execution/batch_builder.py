@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from baton.engine.execution.batch import AdapterRun, Batch, GroupBlocks, StateBlocks
+from baton.engine.execution.batch import AdapterRun, Batch, GroupBlocks
+from baton.engine.execution.state_blocks import StateBlocks
 from baton.engine.kv.groups import KVGroups
 from baton.engine.request import NULL_BLOCK
 from baton.engine.scheduling.schedule import ScheduledRequest
@@ -61,12 +62,15 @@ class BatchBuilder:
         """Return the blocks of states. The blocks in which sequences end are cleared, if the step begins them."""
         requests = [item.request for item in scheduled]
         lasts = [(item, (item.start + item.num_new_tokens - 1) // self.block_size) for item in scheduled]
+        num_decodes = sum(item.num_new_tokens == 1 for item in scheduled)
+        num_drafted = sum(len(item.drafts) > 0 for item in scheduled)
         begun = [item.request.block_table[last] for item, last in lasts if item.start <= last * self.block_size]
         return StateBlocks(
             torch.tensor([request.current_state for request in requests]),
             torch.tensor([request.state_blocks for request in requests]),
             torch.tensor([row for row, item in enumerate(scheduled) if item.start == 0], dtype=torch.int64),
             torch.tensor(begun, dtype=torch.int64),
+            range(num_decodes, num_decodes + num_drafted),
         )
 
     def _block_tables(self, scheduled: Sequence[ScheduledRequest], max_blocks: int) -> np.ndarray:

@@ -112,6 +112,10 @@ class GraphedModel:
         """Compute the step eagerly; see `CausalLM.forward_pooled`."""
         return self._model.forward_pooled(batch, pool)
 
+    def accept(self, counts: Sequence[int]) -> None:
+        """Advance recurrent states; see `CausalLM.accept`."""
+        self._model.accept(counts)
+
     def forward_idle(self) -> None:
         """Compute only this rank's experts, for the other ranks of a group."""
         self._model.forward_idle()

@@ -31,6 +31,7 @@ from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.pooling.config import PoolingConfig
 from baton.engine.speculation.draft_weights import load_draft
+from baton.engine.speculation.medusa.medusa_heads import MedusaHeads
 from baton.engine.speculation.model_drafter import TwinModel
 from baton.engine.vision.encoder import VisionEncoder
 
@@ -59,7 +60,7 @@ class LoadedModel:
     pooling: PoolingConfig | None = None  # None: the model makes no embeddings
     vision: VisionEncoder | None = None  # None: the model takes no images
     adapted: AdaptedLayers | None = None  # None: adapters are not enabled
-    draft_model: TwinModel | None = None  # or a draft head; None: there is none, or rank 0 has it
+    draft_model: TwinModel | MedusaHeads | None = None  # or a draft head; None: there is none, or rank 0 has it
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

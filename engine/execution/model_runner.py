@@ -94,19 +94,26 @@ class ModelRunner:
         )
 
     def collect(self, launched: LaunchedStep) -> list[StepResult]:
-        """Wait for a launched step and return its results in the order of its requests."""
+        """Wait for a launched step and return its results in the order of its requests.
+
+        Recurrent states advance by the drafts that were right; late masks leave them as they were.
+        """
         described = self.sampler.described(launched.copy.wait(), launched.logprobs)
         embeddings = self._embeddings(launched)
-        results, row = [], 0
+        results, row, counts = [], 0, []
         for place, (item, prompt_logprobs) in enumerate(zip(launched.scheduled, launched.prompt_logprobs, strict=True)):
             if item.samples and row not in launched.late_rows:
                 last = row + num_accepted(item.drafts, described, row, launched.late_rows)
+                counts += [item.num_known_tokens + last - row] * bool(item.drafts)
                 forced = launched.forced.get(last, ())
                 further = described[row + 1 : last + 1]
                 results.append(StepResult(described[row], forced, prompt_logprobs, further=further))
             else:
+                counts += [0] * bool(item.drafts)
                 results.append(StepResult(prompt_logprobs=prompt_logprobs, embedding=embeddings.get(place)))
             row += item.samples + len(item.drafts)
+        if counts and self.groups.states is not None:
+            self.model.accept(counts)
         return results
 
     def run_idle(self) -> None:

@@ -65,6 +65,11 @@ class BlockManager:
         """Return how many tokens of a waiting request are cached now; at least one is always left to compute."""
         return len(self._cached(request)[0]) * self.block_size
 
+    def num_idle_cached(self, request: Request) -> int:
+        """Return how many blocks of each group a waiting request has cached and shares with no holder: free ones."""
+        cached = [block for table in self._cached(request) for block in held(table)]
+        return (self.cache.pool.num_free - self.cache.num_free_outside(cached)) // self.groups.num_groups
+
     def take(self, request: Request, reserve: int, reads_cache: bool) -> bool:
         """Give a waiting request its cached blocks and new blocks for the rest, and set its number of computed tokens.
 
@@ -294,14 +299,9 @@ class BlockManager:
         return self.pins.hold(blocks, num_blocks)
 
     def take_used(self, count: int) -> list[UsedBlock]:
-        """Return up to `count` used blocks that are cached and whose KV this model computed. With one KV group.
-
-        They are not held, which would change the order of eviction; see `UsedBlocks.end_copy`.
-        """
+        """Return about `count` used blocks that are cached and whose KV this model computed; see `UsedBlocks`."""
         assert self.used is not None
-        found = ((each, self.cache.block_of(each)) for each in self.used.take(count) if each in self.cache)
-        own = ((block_hash, block) for block_hash, block in found if block not in self._origins)
-        return [UsedBlock(block_hash, block, self.cache.pool.num_allocations(block)) for block_hash, block in own]
+        return self.used.take_cached(count, self.cache, self._origins)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that every block has exactly its expected holders."""

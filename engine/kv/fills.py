@@ -18,6 +18,10 @@ class Fills:
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._blocks
 
+    def __len__(self) -> int:
+        """Return the number of remote prefills."""
+        return len(self._blocks)
+
     def __iter__(self) -> Iterator[BlockId]:
         """Iterate over the held blocks of all fills."""
         for blocks in self._blocks.values():

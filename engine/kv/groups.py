@@ -109,6 +109,14 @@ class KVGroups:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """The part of a prefix's KV that one block has."""
+
+    index: int  # in the block table; of a state's block, that of the prefix's last block
+    number: int  # of the KV group; of a state's block, the number of groups plus the block's number in the state
+
+
+@dataclass(frozen=True, slots=True)
 class TransferOrder:
     """Blocks of a prefix that later tokens attend to, in the order of their tokens and then of their groups, and after
     them those of the recurrent state at its end.
@@ -148,6 +156,17 @@ class TransferOrder:
             return []
         by_group = list(zip(tables, self.first_blocks, strict=True))
         return [table[index] for index in range(start, end) for table, first in by_group if index >= first]
+
+    def places(self) -> list[BlockPlace]:
+        """Return the places of the blocks that `blocks` returns, in the same order."""
+        num_groups = len(self.first_blocks)
+        by_index = [
+            BlockPlace(index, group)
+            for index in range(min(self.first_blocks), self.end)
+            for group, first in enumerate(self.first_blocks)
+            if index >= first
+        ]
+        return by_index + [BlockPlace(self.end - 1, num_groups + each) for each in range(self.num_state_blocks)]
 
     def num_usable(self, num_blocks: int, num_known: int) -> int:
         """Return the end of the prefix that can be used after the first `num_blocks` blocks have arrived.

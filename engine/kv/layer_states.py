@@ -6,7 +6,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from baton.engine.execution.batch import StateBlocks
+from baton.engine.execution.state_blocks import StateBlocks
 from baton.engine.kv.state_layout import StatePlace
 
 
@@ -32,9 +32,12 @@ class LayerStates:
         return states.index_fill_(0, blocks.new_rows, 0)
 
     def write(self, pool: Tensor, blocks: StateBlocks, states: Tensor) -> None:
-        """Store states after a step, in the shape that `read` returns."""
-        columns = self._columns(pool)
-        columns.index_copy_(0, blocks.targets[:, self._place.blocks].flatten(), states.view(-1, columns.shape[1]))
+        """Store states after a step, in the shape that `read` returns, except for sequences with drafted tokens."""
+        columns, drafted = self._columns(pool), blocks.drafted
+        each = (slice(drafted.start), slice(drafted.stop, None)) if drafted else (slice(None),)
+        for rows in each:
+            targets = blocks.targets[rows, self._place.blocks].flatten()
+            columns.index_copy_(0, targets, states[rows].view(-1, columns.shape[1]))
 
     def tensors(self, states: Tensor) -> list[Tensor]:
         """Return views of the parts of states [num_seqs, size], each [num_seqs, *shape]."""

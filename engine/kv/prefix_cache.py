@@ -59,6 +59,17 @@ class PrefixCache:
         """Return the first group's block of a cached hash."""
         return self._blocks[block_hash]
 
+    def blocks_of(self, block_hash: BlockHash) -> list[BlockId]:
+        """Return all blocks of a hash: those of the groups, then those of the state after it; none if it is not cached.
+
+        The null block stands for one that is not cached.
+        """
+        if block_hash not in self._blocks:
+            return []
+        others = self._others.get(block_hash, [NULL_BLOCK] * (self.groups.num_groups - 1))
+        has_state = block_hash in self.checkpoints.hashes
+        return [self._blocks[block_hash], *others, *(self.checkpoints.at(block_hash) if has_state else ())]
+
     def match(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
         """Return the first group's blocks of the longest prefix of `hashes` that all groups have, without holding them.
 

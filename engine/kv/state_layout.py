@@ -90,10 +90,7 @@ def check_recurrent(config: EngineConfig, model: ModelConfig, num_shards: int) -
             f"the recurrent layers of {model.architecture} cannot be divided into {num_shards} shards, one for each "
             f"tensor-parallel rank, or kv_shards: {' and '.join(uneven)}"
         )
-    refused = {
-        "allow_mixed_quantization": config.allow_mixed_quantization,
-        "speculative_config": config.speculative_config is not None,
-    }
-    for name, is_wanted in refused.items():
-        if is_wanted:
-            raise UnsupportedModel(f"{name} is not supported for the recurrent layers of {model.architecture}")
+    if config.allow_mixed_quantization:
+        raise UnsupportedModel(
+            f"allow_mixed_quantization is not supported for the recurrent layers of {model.architecture}"
+        )

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.engine.kv.block_hash import BlockHash
+from baton.engine.kv.block_origins import BlockOrigins
 from baton.engine.kv.block_pool import BlockPool
-from baton.engine.request import BlockId
+from baton.engine.kv.prefix_cache import PrefixCache
+from baton.engine.request import NULL_BLOCK, BlockId
 
 MAX_BLOCKS = 1 << 16  # of each kind; the oldest are forgotten first
 REPEAT_S = 300.0  # at least, until a saved block that is found is offered again, so that stores note its use
@@ -20,6 +22,7 @@ class UsedBlock:
     block_hash: BlockHash
     block: BlockId
     num_allocations: int
+    number: int = 0  # which of the hash's blocks it is; see `BlockPlace`
 
 
 class UsedBlocks:
@@ -62,6 +65,24 @@ class UsedBlocks:
         for kind in (self._popular, self._others):
             taken += [kind.popitem(last=False)[0] for _ in range(min(count - len(taken), len(kind)))]
         return taken
+
+    def take_cached(self, count: int, cache: PrefixCache, foreign: BlockOrigins) -> list[UsedBlock]:
+        """Remove the next hashes, and return their cached blocks of all KV groups and states, except `foreign` ones.
+
+        About `count` blocks, since those of a hash are not divided. They are not held, which would change the order of
+        eviction; see `end_copy`.
+        """
+        found: list[UsedBlock] = []
+        for _ in range(count):
+            if len(found) >= count:
+                break
+            for block_hash in self.take(1):
+                found += [
+                    UsedBlock(block_hash, block, cache.pool.num_allocations(block), number)
+                    for number, block in enumerate(cache.blocks_of(block_hash))
+                    if block != NULL_BLOCK and block not in foreign
+                ]
+        return found
 
     def end_copy(self, taken: Sequence[UsedBlock], pool: BlockPool) -> list[bool]:
         """Return which copies, made since `BlockManager.take_used`, are good.

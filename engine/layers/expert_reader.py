@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from baton.engine.checkpoint.joined_tensors import join, peek_all
 from baton.engine.checkpoint.stacked_matrices import StackedMatrices
-from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all
+from baton.engine.checkpoint.weights import Stored, Weights
 from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.experts import Expert
 from baton.engine.layers.linear import Linear, placed

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from baton.engine.checkpoint.joined_tensors import join, peek_all, stack
 from baton.engine.checkpoint.placement import WeightForm
-from baton.engine.checkpoint.weights import Stored, Weights, join, peek_all, stack
+from baton.engine.checkpoint.weights import Stored, Weights
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.layers.weights.column_part import ColumnPart
 from baton.engine.layers.weights.forms import form_of, unknown_layout, weight_of
@@ -274,7 +275,8 @@ def placed(weights: Weights, make: Callable[[], Linear], bias: Tensor | None, ex
     """
     if weights.placement is None:
         return make()
-    form = weights.placement.place(lambda: make().weight_form, expert)
+    form = weights.placement.place(lambda: make().weight_form, expert, weights.take_peeked())
+    weights.take_peeked()  # what `make` has read
     return Linear(weight_of(form, weights.dtype), bias, packed=False)
 
 

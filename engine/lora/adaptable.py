@@ -11,6 +11,8 @@ from baton.engine.layers.linear import GatheredProjection, Linear, Projection, S
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.layers.mlp import MLP
 from baton.engine.layers.parallel_experts import ParallelExperts
+from baton.engine.layers.recurrent.delta_net import GatedDeltaNet
+from baton.engine.layers.recurrent.mamba import Mamba2Mixer
 from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
 from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.lora.base import ModelAdapters
@@ -20,14 +22,14 @@ from baton.engine.lora.dora import DoraFactors
 from baton.engine.lora.segmented import SegmentedAdapters
 from baton.engine.lora.stacked import StackedAdapters
 from baton.engine.models.causal_lm import CausalLM
+from baton.engine.models.decoder_layer import Attention
+from baton.engine.models.parallel_mixers import ParallelMixers
 
 
 def check_adaptable(config: EngineConfig, model: ModelConfig, *, is_expert_parallel: bool) -> None:
     """Raise UnsupportedModel if adapters are enabled for a model or a group that cannot have them."""
     refused = {
         "multi-head latent attention": model.mla is not None,
-        "recurrent layers": model.recurrent is not None,
-        "layers without attention": bool(model.layers_without_attention),
         "image inputs": model.vision is not None,
         "expert_parallel": is_expert_parallel,
     }
@@ -66,15 +68,35 @@ def _layers(model: CausalLM, shape: ModelConfig) -> Iterator[AdaptableLayer]:
 
 def _linears(model: CausalLM) -> Iterator[Linear]:
     for layer in model.layers:
-        assert isinstance(layer.attention, GroupedQueryAttention), "see check_adaptable"
-        yield layer.attention.qkv
-        yield _linear(layer.attention.output)
+        if layer.attention is not None:
+            yield from _of_mixer(layer.attention)
         feed_forward = layer.feed_forward
         dense = feed_forward.dense if isinstance(feed_forward, ParallelExperts) else feed_forward
         mlp = dense.part if isinstance(dense, SummedProjection) else dense
-        if isinstance(mlp, MLP):  # otherwise experts
+        if isinstance(mlp, MLP):  # otherwise experts, or none
             yield mlp.gate_up
             yield mlp.down
+
+
+def _of_mixer(mixer: Attention) -> Iterator[Linear]:
+    """Yield the projections of attention, of a recurrent net, or of both."""
+    match mixer:
+        case GroupedQueryAttention():
+            yield mixer.qkv
+            yield _linear(mixer.output)
+        case GatedDeltaNet():
+            yield mixer.inputs.mixed
+            yield mixer.inputs.rates
+            yield _linear(mixer.output.projection)
+        case Mamba2Mixer():
+            yield mixer.inputs.mixed
+            yield mixer.inputs.steps
+            yield _linear(mixer.output.projection)
+        case ParallelMixers():
+            yield from _of_mixer(mixer.attention)
+            yield from _of_mixer(mixer.net)
+        case _:
+            raise AssertionError("see check_adaptable")
 
 
 def _linear(projection: Projection) -> Linear:

@@ -91,7 +91,7 @@ def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]
         raise InvalidAdapter(f"{path} does not exist{why}")
     try:
         stored = {tensor.name: tensor for tensor in read_header(path)}
-        modules = by_module(str(path), stored, use_dora=config.use_dora)
+        modules = by_module(str(path), stored, use_dora=config.use_dora, prefixes=base.prefixes)
         shapes = {name: each.shape for name, each in modules.items()}
         check_fits(str(directory), config.base_model, shapes, sources)
         _check_activation(path, modules, config)
@@ -99,7 +99,7 @@ def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]
             _check_ranks(path, name, module, config, max_rank)
         with path.open("rb") as file:
             _check_copies(file, modules, base)
-            read = {name: _matrices(file, name, module, config) for name, module in modules.items()}
+            read = {name: _matrices(file, module, config) for name, module in modules.items()}
     except InvalidCheckpoint as error:
         raise InvalidAdapter(f"{TENSORS} is damaged: {error}") from error
     except OSError as error:
@@ -116,7 +116,7 @@ def _check_activation(path: Path, modules: Mapping[str, ModuleTensors], config: 
 
 
 def _check_ranks(path: Path, name: str, module: ModuleTensors, config: PeftConfig, max_rank: int) -> None:
-    a, b, rank = module.a, module.b, config.rank_of(name)
+    a, b, rank = module.a, module.b, config.rank_of(module.name)
     if a.shape[0] != rank or b.shape[1] != rank:
         shapes = f"{list(a.shape)} and {list(b.shape)}"
         raise InvalidAdapter(f"{path}: the matrices of {name} are {shapes}, but the config gives it rank {rank}")
@@ -159,10 +159,10 @@ def _rows(file: BufferedReader, stored: StoredTensor, rows: slice) -> Tensor:
     return _read(file, stored, rows.start * row_bytes, (rows.stop - rows.start) * row_bytes).view(-1, stored.shape[1])
 
 
-def _matrices(file: BufferedReader, name: str, module: ModuleTensors, config: PeftConfig) -> ModuleMatrices:
+def _matrices(file: BufferedReader, module: ModuleTensors, config: PeftConfig) -> ModuleMatrices:
     a, b = _tensor(file, module.a), _tensor(file, module.b)
     magnitude = None if module.magnitude is None else _tensor(file, module.magnitude)
-    return ModuleMatrices(a, b, config.scale_of(name), magnitude)
+    return ModuleMatrices(a, b, config.scale_of(module.name), magnitude)
 
 
 def _tensor(file: BufferedReader, stored: StoredTensor) -> Tensor:

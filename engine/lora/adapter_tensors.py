@@ -8,6 +8,7 @@ import torch
 
 from baton.engine.checkpoint.json_object import shown
 from baton.engine.checkpoint.stored_tensor import MAX_NAME_CHARS, StoredTensor
+from baton.engine.checkpoint.tensor_prefixes import Prefixes, model_name
 from baton.engine.errors import InvalidAdapter
 from baton.engine.lora.fit import EMBEDDING, ModuleShape
 
@@ -24,6 +25,7 @@ COPIED = ("embed_tokens", "lm_head")  # PEFT saves the base weights of these wit
 class ModuleTensors:
     """Tensors of one module."""
 
+    name: str  # of the module in the file, which patterns of the config match
     a: StoredTensor
     b: StoredTensor
     magnitude: StoredTensor | None = None  # of DoRA
@@ -35,30 +37,46 @@ class ModuleTensors:
         return ModuleShape(self.a.shape[1], self.b.shape[0])
 
 
-def by_module(source: str, tensors: Mapping[str, StoredTensor], *, use_dora: bool) -> dict[str, ModuleTensors]:
-    """Return the tensors of each module. Raises InvalidAdapter if one is missing, unknown, or has no such shape."""
+def by_module(
+    source: str, tensors: Mapping[str, StoredTensor], *, use_dora: bool, prefixes: Prefixes = ()
+) -> dict[str, ModuleTensors]:
+    """Return the tensors of each module, by its name in the model; prefixes: of the model's family.
+
+    Raises InvalidAdapter if one is missing, unknown, or has no such shape.
+    """
     found: dict[str, dict[str, StoredTensor]] = {}
+    stored: dict[str, str] = {}
     for name, tensor in tensors.items():
         match = NAME.fullmatch(name)
         if match is None or len(name) > MAX_NAME_CHARS or not name.isprintable():
             raise InvalidAdapter(f"{source}: {shown(name)} is not a LoRA matrix of a linear layer: not supported")
-        module, is_embedding = match["module"], match["embedding"] is not None
+        module, is_embedding = _model_module(match["module"], prefixes), match["embedding"] is not None
         kind = match["side"] or match["embedding"] or match["magnitude"] or match["base"]
         if kind in "AB" and is_embedding != (module.rpartition(".")[2] == EMBEDDING):
             raise InvalidAdapter(f"{source}: {shown(name)} is not a LoRA matrix of a linear layer: not supported")
         if kind == "base_layer" and module.rpartition(".")[2] not in COPIED:
             raise InvalidAdapter(f"{source}: {shown(name)} is a base weight, which cannot be replaced")
+        if stored.setdefault(module, match["module"]) != match["module"]:
+            raise InvalidAdapter(f"{source}: {shown(stored[module])} and {shown(match['module'])} are the same module")
         found.setdefault(module, {})[kind] = tensor
     if not found:
         raise InvalidAdapter(f"{source} holds no tensors")
-    return {module: _tensors_of(source, module, kinds, use_dora=use_dora) for module, kinds in found.items()}
+    return {
+        module: _tensors_of(source, module, stored[module], kinds, use_dora=use_dora) for module, kinds in found.items()
+    }
 
 
-def _tensors_of(source: str, module: str, kinds: Mapping[str, StoredTensor], *, use_dora: bool) -> ModuleTensors:
+def _model_module(name: str, prefixes: Prefixes) -> str:
+    return model_name(f"{name}.weight", prefixes).removesuffix(".weight")
+
+
+def _tensors_of(
+    source: str, module: str, name: str, kinds: Mapping[str, StoredTensor], *, use_dora: bool
+) -> ModuleTensors:
     for kind in ("A", "B"):
         if kind not in kinds:
             raise InvalidAdapter(f"{source}: {shown(module)} has no lora_{kind}")
-    made = ModuleTensors(kinds["A"], kinds["B"], kinds.get("magnitude_vector"), kinds.get("base_layer"))
+    made = ModuleTensors(name, kinds["A"], kinds["B"], kinds.get("magnitude_vector"), kinds.get("base_layer"))
     for tensor in (made.a, made.b):
         if len(tensor.shape) != 2 or tensor.dtype not in DTYPES:
             raise _wrong(source, tensor, "a matrix")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -70,13 +71,17 @@ def _outputs(
     for name, module in modules.items():
         ranks[name] = slice(rank, rank := rank + even(module.rank))
     outputs, end = [], 0
-    for part in parts:
-        start, end = end, end + part.num_rows
-        if part.name in modules:
-            module, factor = modules[part.name], factors.get(key_of(part))
-            b = module.b[part.rows].float() * module.scale
-            if factor is not None:
-                b *= factor.unsqueeze(1)
-            b, gain = F.pad(b.to(dtype), (0, module.rank % 2)), None if factor is None else factor - 1
-            outputs.append(LowRankOutput(slice(start, end), ranks[part.name], b, gain))
+    for name, group in groupby(parts, key=lambda part: part.name):  # rows of one projection may be in many pieces
+        each = list(group)
+        start, end = end, end + sum(part.num_rows for part in each)
+        if name not in modules:
+            continue
+        module = modules[name]
+        b = torch.cat([module.b[part.rows] for part in each]).float() * module.scale
+        gain = None
+        if module.magnitude is not None:
+            factor = torch.cat([factors[key_of(part)] for part in each])
+            b, gain = b * factor.unsqueeze(1), factor - 1
+        b = F.pad(b.to(dtype), (0, module.rank % 2))
+        outputs.append(LowRankOutput(slice(start, end), ranks[name], b, gain))
     return outputs

@@ -1,6 +1,6 @@
 """Models: decoder-only language models, loaded from a checkpoint of any family."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +36,13 @@ class Model(Protocol):
 
     def forward_pooled(self, batch: Batch, pool: Tensor) -> PooledOutput:
         """Compute one step like `forward`, and sum the final hidden states of the tokens in `batch.pooled`."""
+        ...
+
+    def accept(self, counts: Sequence[int]) -> None:
+        """Advance the recurrent states of the last step's sequences with drafts, which it left as they were.
+
+        counts: how many of their new tokens are right; 0 if none is needed.
+        """
         ...
 
     def forward_idle(self) -> None:

@@ -1,6 +1,7 @@
 """A decoder-only language model: embedding, layers, final norm and output layer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from baton.engine.attention.base import AttentionBackend
 from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.execution.device import to_device_async
+from baton.engine.execution.drafted_states import DraftedStates
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.layer_inputs import LayerInputs
@@ -69,6 +71,7 @@ class CausalLM:
         self.layer_inputs = layer_inputs
         self.vision = vision
         self.adapted: AdaptedLayers | None = None  # None: steps have no adapters
+        self._drafted: DraftedStates | None = None  # of the last step, if it had drafts and the model is recurrent
         self.hidden_states: HiddenStates | None = None  # where steps leave them; None: no draft head reads them
 
     @torch.inference_mode()
@@ -96,6 +99,13 @@ class CausalLM:
         x, addend = self._residuals(batch, pool)
         return self._logits(x, addend, batch.logits_indices)
 
+    @torch.inference_mode()
+    def accept(self, counts: Sequence[int]) -> None:
+        """Advance the recurrent states of the last step's sequences with drafts by `counts` of their new tokens."""
+        drafted, self._drafted = self._drafted, None
+        assert drafted is not None, "the last step had no drafts"
+        drafted.accept(counts)
+
     @property
     def has_head(self) -> bool:
         """Whether the checkpoint has an output layer, so that the model can generate."""
@@ -108,7 +118,10 @@ class CausalLM:
 
     def _planned(self, batch: Batch, pool: Tensor) -> Batch:
         """Return the batch on the model's device, its attention and adapters planned, its new blocks cleared."""
-        batch = batch.on(pool.device)
+        states, self._drafted = batch.states, None
+        if states is not None and states.drafted:
+            self._drafted = DraftedStates(states, batch.query_lens_list, pool)
+        batch = replace(batch.on(pool.device), drafted=self._drafted)
         if batch.states is not None:
             batch.states.clear(pool)
         self.backend.plan(batch)

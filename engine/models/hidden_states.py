@@ -23,6 +23,11 @@ class HiddenStates:
         self._combine = combine
         self._rows = rows
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the states."""
+        return self._rows.device
+
     def store(self, slots: Tensor, states: Sequence[Tensor]) -> None:
         """Store the hidden states of a step's tokens, a tensor [num_tokens, hidden] for each layer."""
         found = states[0] if len(states) == 1 else torch.cat(list(states), dim=1)

@@ -21,7 +21,7 @@ from baton.engine.offload.weights_file import WeightsFile
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # increment when weights are laid out differently
+VERSION = 2  # increment when weights are laid out differently
 SPARE_BYTES = 1 << 30  # of addresses, for what alignment takes
 
 Load = Callable[[Placement], CausalLM]
@@ -44,6 +44,7 @@ class DiskOffload:
         Raises EngineError for a directory that cannot hold the file, and for too little memory.
         """
         name = self._name(self._revision())
+        self._store.log_others(name)
         file = self._store.find(name)
         if file is None:
             with self._store.writing(name, self._num_bytes) as partial:
@@ -57,7 +58,7 @@ class DiskOffload:
     def _written(self, load: Load, partial: Path, name: str) -> StreamedModel:
         space = AddressSpace(2 * self._num_bytes + SPARE_BYTES)
         log.info("weights offload: writing the weights to %s", partial.parent)
-        writer = FileWriter(partial, space)
+        writer = FileWriter(partial, space, self._num_bytes)
         try:
             model = load(writer)
             self._revision()  # what was written is of the files that the name stands for

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 DEFAULT_DIRECTORY = Path(HF_ASSETS_CACHE) / "baton" / "weights"  # below HF_HOME
 
+MAX_LISTED = 20
+
 
 @dataclass(frozen=True, slots=True)
 class FileStore:
@@ -47,6 +49,19 @@ class FileStore:
             log.warning("%s is laid out again: %s", path, error)
             return None
         return file
+
+    def log_others(self, name: str) -> None:
+        """Log the directory's other files, such as those of a checkpoint's former versions: nothing removes them."""
+        try:
+            sizes = {path: path.stat().st_size for path in self.directory.glob("*.weights") if path.stem != name}
+        except OSError:  # removed meanwhile, or the directory cannot be read
+            return
+        if sizes:
+            log.info(
+                "%s has %.2f GB in %d weights files of other models or versions; remove those that are not needed: %s",
+                *(self.directory, sum(sizes.values()) / 1e9, len(sizes)),
+                ", ".join(sorted(path.name for path in sizes)[:MAX_LISTED]),
+            )
 
     @contextmanager
     def writing(self, name: str, num_bytes: int) -> Iterator[Path]:

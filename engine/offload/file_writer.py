@@ -1,7 +1,9 @@
 """Writer of a weights file, weight by weight while a model is loaded."""
 
 import contextlib
+import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,10 @@ from baton.engine.offload.address_space import AddressSpace
 from baton.engine.offload.layout import TENSOR_ALIGNMENT, Layout, PlacedWeight, StoredForm, Unit, whole_pages
 from baton.engine.offload.weights_file import Trailer
 
+log = logging.getLogger(__name__)
+
+REPORT_S = 5.0  # between two lines of the log
+
 
 class FileWriter:
     """Placement that writes each weight to a file when it is made, and returns it at its future address.
@@ -23,9 +29,14 @@ class FileWriter:
     Consecutive weights of one expert are a unit, as are consecutive weights of a layer that belong to none.
     """
 
-    def __init__(self, path: Path, space: AddressSpace) -> None:
-        """path: a file that is created or replaced. Raises EngineError."""
+    def __init__(
+        self, path: Path, space: AddressSpace, num_bytes: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """path: a file that is created or replaced; num_bytes: of all weights, approximately. Raises EngineError."""
         self.path = path
+        self._num_bytes = num_bytes
+        self._clock = clock
+        self._next_report_s = clock() + REPORT_S
         self._space = space
         self._units: list[Unit] = []
         self._weights: list[PlacedWeight] = []
@@ -41,7 +52,9 @@ class FileWriter:
         """Begin a layer."""
         self._layer = layer
 
-    def place(self, make: Callable[[], WeightForm], expert: int | None = None) -> WeightForm:
+    def place(
+        self, make: Callable[[], WeightForm], expert: int | None = None, names: tuple[str, ...] = ()
+    ) -> WeightForm:
         """Write a weight; see Placement. Raises EngineError."""
         form = make()
         try:
@@ -51,7 +64,8 @@ class FileWriter:
             stored = self._written(form)
         except OSError as error:
             raise self._failed(error) from error
-        self._weights.append(PlacedWeight(self._layer, expert, stored))
+        self._weights.append(PlacedWeight(self._layer, expert, names, stored))
+        self._report()
         return stored.within(self._space)
 
     def end_layer(self) -> None:
@@ -79,6 +93,15 @@ class FileWriter:
         with contextlib.suppress(OSError):  # of bytes that a full disk does not take
             self._file.close()
         self.path.unlink(missing_ok=True)
+
+    def _report(self) -> None:
+        """Log the progress every few seconds."""
+        now_s = self._clock()
+        if now_s < self._next_report_s:
+            return
+        self._next_report_s = now_s + REPORT_S
+        percent = min(100, 100 * self._end // max(self._end, self._num_bytes))
+        log.info("weights offload: %d%% of %.2f GB are written", percent, max(self._end, self._num_bytes) / 1e9)
 
     def _close_unit(self) -> None:
         if self._unit is not None:
@@ -125,11 +148,16 @@ class FileContents:
         """Begin a layer."""
         self._layer = layer
 
-    def place(self, make: Callable[[], WeightForm], expert: int | None = None) -> WeightForm:
+    def place(
+        self, make: Callable[[], WeightForm], expert: int | None = None, names: tuple[str, ...] = ()
+    ) -> WeightForm:
         """Return the next weight; see Placement. Raises EngineError if the file has another one there."""
         found = next(self._weights, None)
-        if found is None or (found.layer, found.expert) != (self._layer, expert):
-            raise EngineError(f"the weights file has other weights in layer {self._layer}: remove it")
+        if found is None or (found.layer, found.expert, found.names) != (self._layer, expert, names):
+            stored = "nothing" if found is None else f"{', '.join(found.names)} of layer {found.layer}"
+            raise EngineError(
+                f"the weights file has {stored} where {', '.join(names)} of layer {self._layer} is wanted: remove it"
+            )
         return found.form.within(self._space)
 
     def end_layer(self) -> None:

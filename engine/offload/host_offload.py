@@ -37,7 +37,9 @@ class HostPlacement:
         """Begin a layer."""
         assert layer == len(self.layers), "layers are placed in order"
 
-    def place(self, make: Callable[[], WeightForm], expert: int | None = None) -> WeightForm:
+    def place(
+        self, make: Callable[[], WeightForm], expert: int | None = None, names: tuple[str, ...] = ()
+    ) -> WeightForm:
         """Note the large tensors of a weight; see Placement."""
         form = make()
         self._tensors += [each for each in _tensors(form) if each.nbytes >= MIN_BYTES and each.is_contiguous()]
@@ -73,6 +75,7 @@ class HostPlacement:
         streamed = {index: layer for index, layer in enumerate(self.layers) if index not in kept}
         self.layers = []
         stream = DeviceStream(streamed, device, copies)
+        stream.counters.num_stored_bytes = sum(sizes[index] for index in streamed)
         model.layers = [
             layer if index in kept else replace(layer, residency=stream.residency(index))
             for index, layer in enumerate(model.layers)

@@ -70,6 +70,7 @@ class PlacedWeight:
 
     layer: int
     expert: int | None
+    names: tuple[str, ...]  # of the checkpoint's tensors that it was made of
     form: StoredForm
 
 
@@ -94,7 +95,8 @@ class Layout:
         """Parse `encoded`. Raises ValueError, KeyError or TypeError if it is something else."""
         found = json.loads(text)
         weights = (
-            PlacedWeight(each["layer"], each["expert"], StoredForm.parse(each["form"])) for each in found["weights"]
+            PlacedWeight(each["layer"], each["expert"], tuple(each["names"]), StoredForm.parse(each["form"]))
+            for each in found["weights"]
         )
         return cls(tuple(Unit(**unit) for unit in found["units"]), tuple(weights))
 

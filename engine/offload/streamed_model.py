@@ -56,7 +56,7 @@ class StreamedModel:
             reader.start(residency.resident).wait()
             cached = [unit for unit in units if unit.expert is not None] if residency.expert_bytes else []
             bytes_per_s = _measured(reader, [*(unit for each in residency.streamed.values() for unit in each), *cached])
-            reader.counters = OffloadCounters()
+            reader.counters = OffloadCounters(file.layout.num_bytes)
             if residency.streamed:
                 _stream_layers(model, LayerStream(reader, residency.streamed), residency)
             if cached:

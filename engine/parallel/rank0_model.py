@@ -2,12 +2,13 @@
 
 1. Rank 0 has the requests, the scheduler and the sampler. It broadcasts each step's batch to all others.
 2. All ranks compute it, each with its shard of the model and of the KV, which has the same block ids on every rank.
+   If the model has recurrent state and the step had drafts, rank 0 then broadcasts how many of them are right.
 3. When a rank is lost, none can continue: on every rank the step, or the wait for one, ends with GroupBroken, and then
    the process ends. The supervisor of the processes restarts all of them.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Lock
 from typing import NoReturn
@@ -44,6 +45,11 @@ class Rank0Model:
         self._tensor.broadcast(batch)
         return self._model.forward_pooled(batch, pool)
 
+    def accept(self, counts: Sequence[int]) -> None:
+        """Advance recurrent states on all ranks. Raises GroupBroken."""
+        self._tensor.broadcast_counts(counts)
+        self._model.accept(counts)
+
     def forward_idle(self) -> None:
         """Compute only this rank's experts, for the other ranks of a group."""
         self._model.forward_idle()
@@ -69,7 +75,7 @@ class Follower:
         self.kv_parts = loaded.kv_parts
         self.pool = loaded.pool
         self._cores = loaded.cores
-        self.fingerprint = loaded.fingerprint
+        self.fingerprint, self.origin = loaded.fingerprint, loaded.origin
         self._model = loaded.model
         self._tensor = tensor
         self.adapters = AdapterRegistry(config.lora, loaded.adapted)  # here it only reads: batches have numbers
@@ -103,6 +109,8 @@ class Follower:
                     self._busy_since_s = time.monotonic()
                     with self._step:
                         self._model.forward(batch, self.pool)
+                    if batch.states is not None and batch.states.drafted:
+                        self._model.accept(self._tensor.receive_counts(len(batch.states.drafted)))
                     self._busy_since_s = None
                     self._drop_unused()
         finally:

@@ -193,6 +193,15 @@ class TensorGroup:
             numbers = torch.cat([numbers, self._ranks.receive_broadcast(count - len(numbers))])
         return unpack(numbers)
 
+    def broadcast_counts(self, counts: Sequence[int]) -> None:
+        """Broadcast how many new tokens of each sequence with drafts are right, from rank 0. Raises GroupBroken."""
+        self._ranks.broadcast(torch.tensor(counts, dtype=torch.int64))
+
+    def receive_counts(self, num_drafted: int) -> list[int]:
+        """Wait for the counts of the `num_drafted` sequences with drafts in the last batch. Raises GroupBroken."""
+        counts: list[int] = self._ranks.receive_broadcast(num_drafted).tolist()
+        return counts
+
     def leave(self) -> None:
         """Stop waiting for other ranks, for good; may be called on any thread."""
         self._ranks.leave()

@@ -23,9 +23,14 @@ class Backlog:
 
     @property
     def num_awaited_blocks(self) -> int:
-        """Blocks that waiting requests need for KV and state, apart from those that were cached when they arrived."""
+        """Free blocks that waiting requests take for KV and state.
+
+        Apart from cached ones that were in use when they arrived: other cached blocks are free ones, too.
+        """
         num_state, count = self._blocks.groups.num_state_blocks, self._blocks.num_blocks_for
-        return sum(count(each.num_tokens - each.num_cached_tokens) + num_state for each in self._waiting)
+        return sum(
+            count(each.num_tokens - each.num_cached_tokens) + each.num_idle_blocks + num_state for each in self._waiting
+        )
 
     @property
     def num_queued_tokens(self) -> int:

@@ -13,6 +13,7 @@ from baton.engine.kv.block_manager import BlockManager
 from baton.engine.lora.use import AdapterUse
 from baton.engine.outputs import RequestOutput
 from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
+from baton.engine.scheduling.admission import Admission
 from baton.engine.scheduling.backlog import Backlog
 from baton.engine.scheduling.lookahead import following
 from baton.engine.scheduling.request_limits import check_request
@@ -50,10 +51,9 @@ class Scheduler:
         self.waiting = OrderedRequests()
         self.running = OrderedRequests()
         self.num_preemptions = 0
-        self.num_cached_tokens = 0
-        self.num_looked_up_tokens = 0
         self._requests: dict[RequestId, Request] = {}
         self.backlog = Backlog(self._requests, self.waiting, blocks)
+        self._admission = Admission(config, blocks, self.waiting, self.running, may_sample, self._adapters)
         self._num_arrivals = 0
         self._may_admit = False  # whether the next schedule might admit a waiting request
 
@@ -61,6 +61,16 @@ class Scheduler:
     def num_unfinished(self) -> int:
         """Requests that have not ended."""
         return sum(request.status is not RequestStatus.FINISHED for request in self._requests.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of admitted requests that were in the prefix cache."""
+        return self._admission.num_cached_tokens
+
+    @property
+    def num_looked_up_tokens(self) -> int:
+        """Tokens of admitted requests."""
+        return self._admission.num_looked_up_tokens
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest if it could never run, QueueFull if the queue is at its bound."""
@@ -72,6 +82,7 @@ class Scheduler:
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
         request.num_cached_tokens = 0 if request.needs_whole_prompt else self.blocks.num_cached_tokens(request)
+        request.num_idle_blocks = self.blocks.num_idle_cached(request) if request.num_cached_tokens else 0
         self._requests[request.request_id] = request
         self._adapters.hold(request)
         self.waiting.add(request)
@@ -82,10 +93,10 @@ class Scheduler:
         remaining = RemainingBudget(self.budget.num_tokens - self._schedule_decodes(schedule))
         while (short := self._schedule_chunks(schedule, remaining)) is not None and not schedule.requests:
             self._make_room(short)
-        self._admit(schedule, remaining)
+        self._admission.admit(schedule, remaining)
         if self._speculator is not None:
             self._speculator.add_drafts(schedule.requests, min(remaining.num_tokens, remaining.num_prompt_logits))
-        schedule.requests.sort(key=lambda item: (item.num_new_tokens > 1, item.request.adapter_number))
+        schedule.requests.sort(key=_step_order)
         self._may_admit = schedule.leaves_waiting
         return schedule
 
@@ -255,59 +266,6 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.add(request)
 
-    def _admit(self, schedule: Schedule, remaining: RemainingBudget) -> None:
-        """Admit waiting requests in order, each with blocks for all its tokens, so that none starves.
-
-        Remote prefills are limited by blocks alone: they join the batch only after their KV has arrived. Requests that
-        cannot be sampled yet, because their grammar is being compiled, get at most half of the batch; the rest of them
-        wait and hold up no other request. Those without room for their adapter in the batch hold up only others with
-        adapters, and those whose adapter is being read hold up none.
-        """
-        num_unready: int | None = None  # counted only if a request needs it
-        self._adapters.begin_admissions()
-        for request in list(self.waiting):
-            if not self._adapters.may_start(request):
-                continue
-            is_computed_here = not request.receives_kv
-            is_ready = self._may_sample(request)
-            if is_computed_here and not is_ready:
-                if num_unready is None:
-                    num_unready = sum(not self._may_sample(each) for each in self.running)
-                if num_unready >= self.config.batch_seqs // 2:
-                    schedule.leaves_waiting = True
-                    continue
-            if is_computed_here and (remaining.limit_for(request) == 0 or len(self.running) >= self.config.batch_seqs):
-                schedule.leaves_waiting |= len(self.running) < self.config.batch_seqs
-                return
-            if not self._take_blocks(request):
-                return
-            self.waiting.remove(request)
-            self._adapters.admit(request)
-            if request.receives_kv:
-                request.status = RequestStatus.RECEIVING
-                self.blocks.fills.begin(request)
-                schedule.receiving.append(request)
-            else:
-                request.status = RequestStatus.RUNNING
-                self.running.add(request)
-                if num_unready is not None:
-                    num_unready += not is_ready
-                missing = request.num_tokens - request.num_computed_tokens
-                wanted = self.blocks.until_checkpoint(request, missing if is_ready else missing - 1)
-                num_new_tokens = remaining.take(request, wanted)
-                if num_new_tokens:
-                    schedule.requests.append(ScheduledRequest.of(request, num_new_tokens))
-
-    def _take_blocks(self, request: Request) -> bool:
-        reserve = len(self.running)  # each running request may soon need one more block
-        if not self.blocks.take(request, reserve, reads_cache=not request.needs_whole_prompt):
-            return False
-        if request.num_preemptions == 0:
-            request.num_cached_tokens = request.num_computed_tokens
-            self.num_cached_tokens += request.num_cached_tokens
-            self.num_looked_up_tokens += request.num_tokens
-        return True
-
     def _append(self, request: Request, token_ids: Sequence[int]) -> None:
         """Append new tokens, up to one that ends the request."""
         for token_id in token_ids:
@@ -330,3 +288,8 @@ class Scheduler:
         if not request.keep_blocks:
             self.blocks.free(request)
             del self._requests[request.request_id]
+
+
+def _step_order(item: ScheduledRequest) -> tuple[bool, int, int]:
+    """Return the place of a request in a step: decodes, then those with drafts by their number, then prompts."""
+    return item.num_new_tokens > 1, -len(item.drafts), item.request.adapter_number

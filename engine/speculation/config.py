@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 from baton.settings.values import JsonText, OptionError, parsed_json, shown
 
 OPTION = "speculative_config"
-NGRAM, SUFFIX, DRAFT_MODEL, EAGLE, EAGLE3, MTP = "ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"
-METHODS = (NGRAM, SUFFIX, DRAFT_MODEL, EAGLE, EAGLE3, MTP)
+NGRAM, SUFFIX, DRAFT_MODEL, MTP = "ngram", "suffix", "draft_model", "mtp"
+EAGLE, EAGLE3, MEDUSA = "eagle", "eagle3", "medusa"
+METHODS = (NGRAM, SUFFIX, DRAFT_MODEL, EAGLE, EAGLE3, MTP, MEDUSA)
 LOOKUPS = (NGRAM, SUFFIX)  # methods without a model
 MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP = 64
@@ -24,7 +25,7 @@ class SpeculationConfig:
     num_speculative_tokens: int = 5  # most drafted tokens of a request and step
     prompt_lookup_min: int = 2  # shortest suffix that is looked up in the earlier tokens
     prompt_lookup_max: int = 5  # longest one
-    model: str | None = None  # directory of the draft model, or of the head with `eagle` and `eagle3`
+    model: str | None = None  # directory of the draft model, or of the heads with `eagle`, `eagle3`, `medusa`
     suffix_decoding_max_tree_depth: int = 24  # most tokens of a matched suffix and its draft together
     suffix_decoding_max_cached_requests: int = 10_000  # whose outputs are searched; 0: none but the request's own
     suffix_decoding_max_spec_factor: float = 1.0  # drafted tokens for each matched one
@@ -62,15 +63,18 @@ DEPTH, CACHED = "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_re
 FACTOR, PROBABILITY = "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"
 OF_SUFFIX = (DEPTH, CACHED, FACTOR, PROBABILITY)
 OF_MODELS = (*LOOKUP, *OF_SUFFIX)  # keys without effect on models and heads
+NAMED = {  # by `model`
+    DRAFT_MODEL: "a draft model",
+    EAGLE: "an EAGLE head",
+    EAGLE3: "an EAGLE-3 head",
+    MEDUSA: "Medusa heads",
+}
 OF_OTHERS = {
     NGRAM: ("model", *OF_SUFFIX),
     SUFFIX: ("model", *LOOKUP),
-    DRAFT_MODEL: OF_MODELS,
-    EAGLE: OF_MODELS,
-    EAGLE3: OF_MODELS,
+    **dict.fromkeys(NAMED, OF_MODELS),
     MTP: ("model", *OF_MODELS),
 }
-NAMED = {DRAFT_MODEL: "a draft model", EAGLE: "an EAGLE head", EAGLE3: "an EAGLE-3 head"}  # by `model`
 
 
 def _model(found: Mapping[str, object], method: str) -> str | None:

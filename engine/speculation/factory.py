@@ -9,6 +9,8 @@ from baton.engine.scheduling.step_rates import StepRates
 from baton.engine.speculation.acceptance import Acceptance
 from baton.engine.speculation.config import SUFFIX, SpeculationConfig
 from baton.engine.speculation.lookup import Lookup, LookupDrafter
+from baton.engine.speculation.medusa.medusa_drafter import MedusaDrafter
+from baton.engine.speculation.medusa.medusa_heads import MedusaHeads
 from baton.engine.speculation.model_drafter import ModelDrafter, TwinModel
 from baton.engine.speculation.ngram import NGramLookup
 from baton.engine.speculation.speculator import Speculator
@@ -18,7 +20,7 @@ from baton.engine.speculation.suffix.lookup import SuffixLookup
 
 def speculator_of(
     config: EngineConfig,
-    draft_model: TwinModel | None,
+    draft_model: TwinModel | MedusaHeads | None,
     vocab_size: int,
     blocks: BlockManager,
     finish_rule: FinishRule,
@@ -33,6 +35,8 @@ def speculator_of(
     count, others = options.num_speculative_tokens, (blocks, finish_rule, rates, may_draft, num_elsewhere)
     if draft_model is None:
         return Speculator(count, LookupDrafter(_lookup_of(options), finish_rule), *others)
+    if isinstance(draft_model, MedusaHeads):
+        return Speculator(count, MedusaDrafter(draft_model, finish_rule), *others, Acceptance.of_all())
     drafter = ModelDrafter(draft_model, finish_rule, vocab_size)
     return Speculator(count, drafter, *others, Acceptance.of_all())
 

@@ -206,10 +206,11 @@ class Speculator:
     def _propose(self, place: int, request: Request) -> Proposal | None:
         """Return the proposal for a request; None if there is none.
 
-        Drafted tokens are not the last of an output, so that the request ends with a token that is sampled.
+        Drafted tokens are not the last of an output, so that the request ends with a token that is sampled. They do
+        not pass a checkpoint of recurrent state: it is only there between two steps.
         """
         num_left = self._finish_rule.num_left(request) - 1
-        limit = min(self._max_tokens, num_left)
+        limit = self._blocks.until_checkpoint(request, min(self._max_tokens, num_left) + 1) - 1
         if limit <= 0 or request.keep_blocks or not self._may_draft(request):  # a peer may read all of kept blocks
             return None
         offer = self._drafter.offer(request, limit)

@@ -7,95 +7,27 @@ DIRECTORY/
 A namespace is a fingerprint of model, weights, data type and layout, with a suffix for each key that encrypts blocks.
 """
 
-import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from baton.kvtransfer.store.block_source import FOLDER, BlockFolder, BlockSource, InvalidExport
 from baton.kvtransfer.store.directory import DirectoryStore
-from baton.kvtransfer.store.envelope import HEADER_BYTES, NAMESPACE, check_namespace, is_intact
-from baton.kvtransfer.store.eviction import BLOCK, FAN
-from baton.kvtransfer.store.factory import FOLDER
-from baton.kvtransfer.store.private_folder import PrivateFolder
-from baton.kvtransfer.store.shared_memory_directory import SHM
-from baton.kvtransfer.store.store import Key, StoreUnavailable
+from baton.kvtransfer.store.envelope import check_namespace
+from baton.kvtransfer.store.factory import open_store
+from baton.kvtransfer.store.store import StoreUnavailable
 from baton.kvtransfer.store.usage import Count
+from baton.settings.store_directory import store_directory
 
 MANIFEST = "export.json"
 VERSION = 1
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 UNLIMITED = 1 << 62
 
 
-class InvalidExport(Exception):
-    """A directory that is no export, or a damaged or foreign one; the message says which."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFolder:
-    """A folder of blocks, which processes may use at the same time."""
-
-    path: Path
-
-    def namespaces(self) -> list[str]:
-        """Return the namespaces, in order. Raises StoreUnavailable."""
-        with PrivateFolder(self.path).open() as folder:
-            return sorted(name for name in os.listdir(folder) if NAMESPACE.fullmatch(name))
-
-    def keys(self, namespace: str) -> Iterator[Key]:
-        """Yield the keys of the blocks in a namespace; none if it was deleted. Raises StoreUnavailable."""
-        root, fans = PrivateFolder(self.path), list[str]()
-        with suppress(FileNotFoundError), root.open(namespace) as folder:
-            fans = sorted(name for name in os.listdir(folder) if FAN.fullmatch(name))
-        for fan in fans:
-            with suppress(FileNotFoundError), root.open(namespace, fan) as folder:
-                names = sorted(name for name in os.listdir(folder) if BLOCK.fullmatch(name))
-                yield from map(bytes.fromhex, names)
-
-    def count(self, namespace: str) -> Count:
-        """Return the number and the size of the blocks in a namespace. Raises StoreUnavailable."""
-        count, root = Count(), PrivateFolder(self.path)
-        for name in map(bytes.hex, self.keys(namespace)):
-            with suppress(FileNotFoundError), root.open(namespace, name[:2]) as folder:
-                count = count.plus(Count(1, os.stat(name, dir_fd=folder, follow_symlinks=False).st_size))
-        return count
-
-    def read(self, namespace: str, key: Key) -> bytes | None:
-        """Return the content of a block's file behind its header; None if it was deleted meanwhile.
-
-        Raises InvalidExport for a damaged one, StoreUnavailable if it cannot be read.
-        """
-        name = key.hex()
-        with suppress(FileNotFoundError), PrivateFolder(self.path).open(namespace, name[:2]) as folder:
-            with os.fdopen(os.open(name, READ, dir_fd=folder), "rb") as file:
-                content = file.read()
-            payload = memoryview(content)[HEADER_BYTES:]
-            if not is_intact(content[:HEADER_BYTES], namespace, key, payload):
-                raise InvalidExport(f"{self.path / namespace / name[:2] / name} is damaged: its checksum is wrong")
-            return bytes(payload)
-        return None
-
-
-def store_folders(place: str) -> list[BlockFolder]:
-    """Return the folders of a store: in a directory (--kv-disk, --kv-store), or `host` for this user's host memory.
-
-    Raises InvalidExport if there is none.
-    """
-    if place == "host":
-        found = sorted(SHM.glob(f"baton-kv-{os.geteuid()}-*"))
-    else:
-        found = [path for path in (Path(place) / FOLDER, Path(place)) if (path / ".usage").is_file()][:1]
-    if not found:
-        where = "this user's workers have no blocks in host memory" if place == "host" else f"{place} has no KV store"
-        raise InvalidExport(f"{where}; set the directory of --kv-disk or --kv-store, or host for host memory")
-    return [BlockFolder(path) for path in found]
-
-
-def export_blocks(sources: Collection[BlockFolder], target: Path) -> Mapping[str, Count]:
+def export_blocks(sources: Collection[BlockSource], target: Path) -> Mapping[str, Count]:
     """Copy all blocks of stores into a new directory; return what it has by namespace.
 
     Damaged blocks are left out. An export that ended early is completed. Raises InvalidExport if the directory has an
@@ -156,14 +88,17 @@ def matching(manifest: Mapping[str, Count], fingerprints: Collection[str], where
     return found
 
 
-def import_blocks(export: Path, namespaces: Collection[str], target: Path, capacity_bytes: int) -> Count:
-    """Copy the blocks of an export into the store in a directory; return how many were not there.
+def import_blocks(
+    export: Path, namespaces: Collection[str], target: str, capacity_bytes: int, ttl_s: float | None = None
+) -> Count:
+    """Copy the blocks of an export into the store at a URL, or in a directory; return how many were not there.
 
-    All checksums are verified before the first block is written. Raises InvalidExport, StoreUnavailable.
+    capacity_bytes, ttl_s: see `open_store`. All checksums are verified before the first block is written. Raises
+    OptionError, InvalidExport, StoreUnavailable.
     """
     source, manifest = BlockFolder(export / FOLDER), read_manifest(export)
     num_bytes = sum(manifest[namespace].num_bytes for namespace in namespaces)
-    if num_bytes > capacity_bytes:
+    if num_bytes > capacity_bytes and store_directory(target) is not None:
         raise InvalidExport(
             f"the export has {num_bytes} bytes, but the store may hold {capacity_bytes}; raise its size"
         )
@@ -175,7 +110,7 @@ def import_blocks(export: Path, namespaces: Collection[str], target: Path, capac
             )
     added = Count()
     for namespace in namespaces:
-        store = DirectoryStore(target / FOLDER, namespace, capacity_bytes)
+        store = open_store(target, namespace, capacity_bytes, ttl_s=ttl_s)
         for key in source.keys(namespace):
             block = source.read(namespace, key)
             if block is None:

@@ -47,6 +47,10 @@ class GuardedStore:
         """Return how many keys, from the first on, seem to be stored; 0 while reads are skipped."""
         return self._reads.run(lambda: self._store.count(keys), 0)
 
+    def has(self, keys: Sequence[Key]) -> list[bool]:
+        """Return for each key whether it seems to be stored; none while reads are skipped."""
+        return self._reads.run(lambda: self._store.has(keys), [False] * len(keys))
+
     def read(self, key: Key, into: memoryview) -> bool:
         """Read a block; False if it is missing or damaged, and while reads are skipped."""
         return self._reads.run(lambda: self._store.read(key, into), False)

@@ -94,6 +94,12 @@ class DirectoryStore:
             return count_prefix(len(names), first_missing)
         return 0
 
+    def has(self, keys: Sequence[Key]) -> list[bool]:
+        """Return for each key whether it seems to have a file that has not expired."""
+        with suppress(FileNotFoundError), self._folder.open(self._namespace) as folder:
+            return [self._has(folder, hex_name(key)) for key in keys]
+        return [False] * len(keys)
+
     def read(self, key: Key, into: memoryview) -> bool:
         """Read a block into a buffer of exactly its size. A damaged one is deleted and counts as missing."""
         name, into = hex_name(key), into.cast("B")

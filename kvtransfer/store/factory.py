@@ -1,18 +1,21 @@
 """Opening of stores by their URLs, and of the one in host memory."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from baton.extras import CRYPTOGRAPHY, OBSTORE
+from baton.kvtransfer.store.block_source import FOLDER, BlockSource, store_folders
+from baton.kvtransfer.store.bucket_address import BucketAddress
 from baton.kvtransfer.store.directory import DirectoryStore
 from baton.kvtransfer.store.shared_memory_directory import shared_memory_directory
 from baton.kvtransfer.store.store import KVStore
-from baton.settings.registry_url import parse_registry_url
+from baton.settings.registry_url import RegistryUrl, parse_registry_url
+from baton.settings.store_directory import store_directory
 from baton.settings.values import OptionError
 
 KINDS = "a directory, file:///PATH, redis://HOST[:PORT][/DB], rediss://HOST[:PORT][/DB] or s3://BUCKET[/PREFIX]"
 S3_OPTIONS = ("endpoint", "region")
-FOLDER = "baton-kv"  # a store creates it in a directory, and uses it alone
 
 
 def open_store(
@@ -61,35 +64,59 @@ def _open(url: str, namespace: str, capacity_bytes: int, ttl_s: float | None, na
         raise OptionError(f"KV store: {scheme}:// is unknown; it may be {KINDS}")
     from baton.kvtransfer.store.redis_store import RedisStore  # its client is heavy, and few workers need it
 
+    return RedisStore(_redis_url(url), namespace, ttl_s)
+
+
+def _redis_url(url: str) -> RegistryUrl:
     try:
-        parsed = parse_registry_url(url)
+        return parse_registry_url(url)
     except OptionError as error:
         raise OptionError(f"KV store: {str(error).removeprefix('registry: ')}") from None
-    return RedisStore(parsed, namespace, ttl_s)
+
+
+def open_source(place: str) -> Sequence[BlockSource]:
+    """Open the blocks of all namespaces in a store, to export them. `host`: those in this user's host memory.
+
+    Raises OptionError, InvalidExport if there is no store, StoreUnavailable, MissingExtra.
+    """
+    scheme = place.partition("://")[0] if "://" in place else "file"
+    if scheme in ("redis", "rediss"):
+        from baton.kvtransfer.store.redis_blocks import RedisBlocks
+
+        return [RedisBlocks(_redis_url(place))]
+    if scheme == "s3":
+        address = _s3_address(place)
+        from baton.kvtransfer.store.s3_blocks import S3Blocks
+
+        return [S3Blocks(address)]
+    path = _directory(place)
+    if path is None:
+        raise OptionError(f"KV store: {scheme}:// is unknown; it may be host, {KINDS}")
+    return store_folders(str(path))
 
 
 def _directory(url: str) -> Path | None:
     """Return the path of a store in a directory; None for another one."""
-    if url.startswith("file://"):
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.query or parts.fragment:
-            raise OptionError("KV store: a file:// URL is file:///PATH")
-        return Path(unquote(parts.path))
     if not url:
         raise OptionError(f"KV store: it may be {KINDS}")
-    return None if "://" in url else Path(url)
+    path = store_directory(url)
+    return None if path is None else Path(path)
 
 
 def _open_s3(url: str, namespace: str, ttl_s: float | None) -> KVStore:
-    OBSTORE.require("a KV store at s3://")
-    from baton.kvtransfer.store.s3_store import BucketAddress, S3Store
+    address = _s3_address(url)
+    from baton.kvtransfer.store.s3_store import S3Store
 
+    return S3Store(address, namespace, ttl_s)
+
+
+def _s3_address(url: str) -> BucketAddress:
+    OBSTORE.require("a KV store at s3://")
     try:
         parts = urlsplit(url)
     except ValueError:
         raise OptionError("KV store: an s3:// URL is s3://BUCKET[/PREFIX]") from None
-    options = _s3_options(parts)
-    return S3Store(BucketAddress(parts.netloc, unquote(parts.path).strip("/"), **options), namespace, ttl_s)
+    return BucketAddress(parts.netloc, unquote(parts.path).strip("/"), **_s3_options(parts))
 
 
 def _s3_options(parts: SplitResult) -> dict[str, str]:

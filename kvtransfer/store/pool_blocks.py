@@ -15,14 +15,17 @@ from baton.kvtransfer.local_pool import block_bytes_of
 class PoolBlocks:
     """Blocks of a contiguous pool, [num_blocks, ...], as bytes. Usable from any thread; calls block.
 
+    If blocks have several shards, each of these counts as a block: those of block `b` have the numbers from
+    `b * num_shards` on.
+
     On a GPU, copies go through pinned memory and a side stream, so they do not wait for a step. They raise
     TransferFailed on a GPU error.
     """
 
-    def __init__(self, pool: Tensor) -> None:
+    def __init__(self, pool: Tensor, num_shards: int = 1) -> None:
         self._is_on_gpu = pool.device.type != "cpu"
-        self._memory = None if self._is_on_gpu else block_bytes_of(pool)
-        self._rows = pool.detach().reshape(-1).view(torch.uint8).view(len(pool), -1)
+        self._memory = None if self._is_on_gpu else block_bytes_of(pool).reshape(len(pool) * num_shards, -1)
+        self._rows = pool.detach().reshape(-1).view(torch.uint8).view(len(pool) * num_shards, -1)
         self._device = pool.device
         self.block_bytes = self._rows.shape[1]
 

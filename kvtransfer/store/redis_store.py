@@ -37,9 +37,9 @@ class RedisStore:
         """`ttl_s`: time to live of a block after its last use. Raises ValueError for an invalid namespace."""
         self._url = url
         self._namespace = check_namespace(namespace)
-        self._prefix = f"baton:{url.namespace}:kv:{namespace}:"
+        self._prefix = f"{prefix_of(url)}{namespace}:"
         self._ttl_ms = None if ttl_s is None else max(1, int(ttl_s * 1000))
-        self._client = cast(Any, _client(url))  # its types promise results or awaitables of them
+        self._client = cast(Any, redis_client(url))  # its types promise results or awaitables of them
 
     @property
     def name(self) -> str:
@@ -48,22 +48,25 @@ class RedisStore:
 
     def count(self, keys: Sequence[Key]) -> int:
         """Return how many keys, from the first on, seem to be stored; see `count_prefix`."""
-        names = [self._name(key) for key in keys]
 
         def first_missing(places: Sequence[int]) -> int:
-            with self._translated_errors(), self._client.pipeline(transaction=False) as pipeline:
-                for place in places:
-                    pipeline.exists(names[place])
-                found: list[int] = pipeline.execute()
-            return found.index(0) if 0 in found else len(found)
+            found = self.has([keys[place] for place in places])
+            return found.index(False) if False in found else len(found)
 
-        return count_prefix(len(names), first_missing)
+        return count_prefix(len(keys), first_missing)
+
+    def has(self, keys: Sequence[Key]) -> list[bool]:
+        """Return for each key whether it seems to be stored."""
+        with translated_errors(self._url), self._client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.exists(self._name(key))
+            return [bool(found) for found in pipeline.execute()]
 
     def read(self, key: Key, into: memoryview) -> bool:
         """Read a block into a buffer of exactly its size. A damaged one is deleted and counts as missing."""
         name, into = self._name(key), into.cast("B")
         size = HEADER_BYTES + len(into)
-        with self._translated_errors(), self._client.pipeline(transaction=False) as pipeline:
+        with translated_errors(self._url), self._client.pipeline(transaction=False) as pipeline:
             pipeline.getrange(name, 0, size)  # one byte more than the block has, and never a longer reply
             if self._ttl_ms is not None:
                 pipeline.pexpire(name, self._ttl_ms)
@@ -76,7 +79,7 @@ class RedisStore:
             into[:] = memoryview(value)[HEADER_BYTES:]
             if is_intact(value[:HEADER_BYTES], self._namespace, key, into):
                 return True
-        with self._translated_errors():
+        with translated_errors(self._url):
             self._client.delete(name)
         return False
 
@@ -86,7 +89,7 @@ class RedisStore:
         size = HEADER_BYTES + len(block)
         if size > MAX_VALUE_BYTES:
             raise StoreUnavailable(f"a block of {size} bytes is larger than the {MAX_VALUE_BYTES} that Redis stores")
-        with self._translated_errors():
+        with translated_errors(self._url):
             if self._client.exists(name):
                 return 0
             value = b"".join((pack_header(self._namespace, key, block), block))
@@ -100,7 +103,7 @@ class RedisStore:
         """Delete all blocks of the namespace, and return their number."""
         num_deleted, names = 0, list[bytes]()
         pattern = GLOB.sub(r"\\\g<0>", self._prefix) + "*"
-        with self._translated_errors():
+        with translated_errors(self._url):
             for name in self._client.scan_iter(match=pattern, count=BATCH):
                 names.append(name)
                 if len(names) == BATCH:
@@ -115,16 +118,24 @@ class RedisStore:
     def _name(self, key: Key) -> str:
         return self._prefix + hex_name(key)
 
-    @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (RedisError, OSError) as error:
-            reason = f"{type(error).__name__}: {first_line(error)}"[:MAX_CHARS]
-            raise StoreUnavailable(f"{self._url}: {reason}") from error
+
+def prefix_of(url: RegistryUrl) -> str:
+    """Return what the names of all blocks begin with."""
+    return f"baton:{url.namespace}:kv:"
 
 
-def _client(url: RegistryUrl) -> Redis:
+@contextmanager
+def translated_errors(url: RegistryUrl) -> Iterator[None]:
+    """Raise the client's errors as StoreUnavailable."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"[:MAX_CHARS]
+        raise StoreUnavailable(f"{url}: {reason}") from error
+
+
+def redis_client(url: RegistryUrl) -> Redis:
+    """Return a client of a server, which connects with the first command."""
     options: dict[str, Any] = {"username": url.username, "password": url.password}
     if url.password_file is not None:
         options = {"credential_provider": PasswordFile(url.password_file, url.username)}

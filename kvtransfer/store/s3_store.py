@@ -8,7 +8,6 @@ The bucket's lifecycle rules bound what it holds, and delete what has expired.
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import obstore
@@ -16,6 +15,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store as Bucket
 
 from baton.kvtransfer.errors import MAX_CHARS, first_line
+from baton.kvtransfer.store.bucket_address import BucketAddress
 from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
 from baton.kvtransfer.store.prefix_search import PROBES, count_prefix
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
@@ -26,19 +26,6 @@ RETRY_TIMEOUT = timedelta(seconds=5)
 MAX_RETRIES = 1
 BATCH = 1000  # objects that are deleted at once
 ROLE_PATH = "/latest/api/token"  # of Amazon's metadata service, which reports the machine's role
-
-
-@dataclass(frozen=True, slots=True)
-class BucketAddress:
-    """A bucket and where it is. `endpoint` None: Amazon's of the region; `region` None: that of the environment."""
-
-    bucket: str
-    prefix: str = ""
-    endpoint: str | None = None
-    region: str | None = None
-
-    def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.prefix}" + (f" at {self.endpoint}" if self.endpoint else "")
 
 
 class S3Store:
@@ -57,19 +44,8 @@ class S3Store:
         self._ttl = None if ttl_s is None else timedelta(seconds=ttl_s)
         self._namespace = check_namespace(namespace)
         self._threads = ThreadPoolExecutor(PROBES, thread_name_prefix="kv-s3")
-        with self._translated_errors():
-            self._bucket = Bucket(
-                address.bucket,
-                prefix="/".join(part for part in (address.prefix, namespace) if part),
-                endpoint=address.endpoint,
-                region=address.region,
-                client_options={
-                    "allow_http": (address.endpoint or "").startswith("http://"),
-                    "connect_timeout": CONNECT_TIMEOUT,
-                    "timeout": TIMEOUT,
-                },
-                retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
-            )
+        with translated_errors(address):
+            self._bucket = open_bucket(address, "/".join(part for part in (address.prefix, namespace) if part))
 
     @property
     def name(self) -> str:
@@ -78,18 +54,21 @@ class S3Store:
 
     def count(self, keys: Sequence[Key]) -> int:
         """Return how many keys, from the first on, seem to be stored; see `count_prefix`."""
-        names = [hex_name(key) for key in keys]
 
         def first_missing(places: Sequence[int]) -> int:
-            found = list(self._threads.map(self._has, (names[place] for place in places)))
+            found = self.has([keys[place] for place in places])
             return found.index(False) if False in found else len(found)
 
-        return count_prefix(len(names), first_missing)
+        return count_prefix(len(keys), first_missing)
+
+    def has(self, keys: Sequence[Key]) -> list[bool]:
+        """Return for each key whether it seems to be stored."""
+        return list(self._threads.map(self._has, map(hex_name, keys)))
 
     def read(self, key: Key, into: memoryview) -> bool:
         """Read a block into a buffer of exactly its size. A damaged or expired one is deleted and counts as missing."""
         name, into = hex_name(key), into.cast("B")
-        with self._translated_errors():
+        with translated_errors(self._address):
             try:
                 found = obstore.get(self._bucket, name)
             except FileNotFoundError:
@@ -108,7 +87,7 @@ class S3Store:
         if self._has(name):
             return 0
         content = b"".join((pack_header(self._namespace, key, block), block))
-        with self._translated_errors():
+        with translated_errors(self._address):
             try:
                 obstore.put(self._bucket, name, content, use_multipart=False)
             except FileNotFoundError as error:
@@ -122,7 +101,7 @@ class S3Store:
     def clear(self) -> int:
         """Delete all blocks of the namespace, and return their number."""
         num_deleted = 0
-        with self._translated_errors():
+        with translated_errors(self._address):
             for found in obstore.list(self._bucket, chunk_size=BATCH):
                 obstore.delete(self._bucket, [each["path"] for each in found])
                 num_deleted += len(found)
@@ -133,7 +112,7 @@ class S3Store:
         self._threads.shutdown()
 
     def _has(self, name: str) -> bool:
-        with self._translated_errors():
+        with translated_errors(self._address):
             try:
                 return not self._is_expired(obstore.head(self._bucket, name)["last_modified"])
             except FileNotFoundError:
@@ -142,12 +121,30 @@ class S3Store:
     def _is_expired(self, stored_at: datetime) -> bool:
         return self._ttl is not None and datetime.now(UTC) - stored_at > self._ttl
 
-    @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (BaseError, OSError, ValueError) as error:
-            reason = f"{type(error).__name__}: {first_line(error)}"[:MAX_CHARS]
-            if ROLE_PATH in reason:
-                reason = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
-            raise StoreUnavailable(f"{self._address}: {reason}") from error
+
+def open_bucket(address: BucketAddress, prefix: str) -> Bucket:
+    """Return a bucket's objects below a prefix; nothing is sent yet. Raises BaseError for an invalid endpoint."""
+    return Bucket(
+        address.bucket,
+        prefix=prefix,
+        endpoint=address.endpoint,
+        region=address.region,
+        client_options={
+            "allow_http": (address.endpoint or "").startswith("http://"),
+            "connect_timeout": CONNECT_TIMEOUT,
+            "timeout": TIMEOUT,
+        },
+        retry_config={"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT},
+    )
+
+
+@contextmanager
+def translated_errors(address: BucketAddress) -> Iterator[None]:
+    """Raise the client's errors as StoreUnavailable."""
+    try:
+        yield
+    except (BaseError, OSError, ValueError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"[:MAX_CHARS]
+        if ROLE_PATH in reason:
+            reason = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
+        raise StoreUnavailable(f"{address}: {reason}") from error

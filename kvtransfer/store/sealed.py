@@ -43,6 +43,10 @@ class SealedStore:
         """Return how many keys, from the first on, seem to be stored."""
         return self._store.count(keys)
 
+    def has(self, keys: Sequence[Key]) -> list[bool]:
+        """Return for each key whether it seems to be stored."""
+        return self._store.has(keys)
+
     def read(self, key: Key, into: memoryview) -> bool:
         """Read and decrypt a block into a buffer of its size; False if it is missing, damaged or forged."""
         into = into.cast("B")

@@ -36,6 +36,10 @@ class KVStore(Protocol):
         """Return how many keys, from the first on, seem to be stored, without reading the blocks."""
         ...
 
+    def has(self, keys: Sequence[Key]) -> list[bool]:
+        """Return for each key whether it seems to be stored, without reading the blocks."""
+        ...
+
     def read(self, key: Key, into: memoryview) -> bool:
         """Read a block into a writable buffer of exactly its size; False if it is missing or damaged.
 

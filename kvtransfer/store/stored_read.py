@@ -14,10 +14,22 @@ class StoredRead:
     A block is complete and checked before it reaches the pool.
     """
 
-    def __init__(self, pool: PoolBlocks, stores: Sequence[KVStore], keys: Sequence[Key], blocks: Sequence[int]) -> None:
-        """stores, keys, blocks: where each block is stored, under which key, and its number in the pool."""
+    def __init__(
+        self,
+        pool: PoolBlocks,
+        stores: Sequence[KVStore],
+        keys: Sequence[Key],
+        blocks: Sequence[int],
+        num_shards: int = 1,
+    ) -> None:
+        """stores, keys, blocks: where each block is stored, under which key, and its number in the pool.
+
+        If blocks have several shards, these are the shards' instead.
+        """
         self._pool = pool
         self._sources = list(zip(stores, keys, blocks, strict=True))
+        self._num_shards = num_shards
+        self._num_in_pool = 0
         self._lock = threading.Lock()
         self._is_abandoned = False
         self.durations_s: list[float] = []  # of the blocks that are in the pool, in order
@@ -38,9 +50,11 @@ class StoredRead:
                 if self._is_abandoned:
                     return
                 self._pool.copy_in(buffer, 0, block)
-                now_s = time.monotonic()
-                self.durations_s.append(now_s - self.block_at_s)
-                self.block_at_s = now_s
+                self._num_in_pool += 1
+                if self._num_in_pool % self._num_shards == 0:
+                    now_s = time.monotonic()
+                    self.durations_s.append(now_s - self.block_at_s)
+                    self.block_at_s = now_s
 
     def abandon(self) -> int:
         """Return how many blocks, from the first on, are in the pool; nothing is written into it from now on."""

@@ -6,6 +6,7 @@ import click
 
 from baton.membership.rendezvous.config import RendezvousConfig
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.process.log_format import LogSource
 from baton.settings.config_file import load
 from baton.settings.flags import click_options
 from baton.settings.options import options_of
@@ -26,7 +27,7 @@ def main(**flags: object) -> None:
     """Run a rendezvous: it tracks the members of groups of workers that step together."""
     process = take_process_flags(flags)
     config = load(RendezvousConfig, process.config_file, flags)
-    run_process(process.named("rendezvous", config.progress_fd), lambda: start(config))
+    run_process(process.of(LogSource("rendezvous", role="rendezvous"), config.progress_fd), lambda: start(config))
 
 
 if __name__ == "__main__":

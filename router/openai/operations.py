@@ -23,6 +23,8 @@ from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
 
+IN_OTHER_FIELDS = ("peer_transports", "tiers", "completed_handovers", "weights_offload")  # of a worker
+
 
 class OperationsApi:
     """Handler of requests for the router's state.
@@ -61,6 +63,8 @@ class OperationsApi:
         if content is not None:
             return _json(content)
         message = "the router is shutting down" if self._service.draining else "no decode worker is ready"
+        if not all(model.pins.is_settled for model in self._service.models):
+            message = "the workers are computing the prefixes of pin_prefix"
         body = error_body(message, "service_unavailable_error", None, 503)
         return Response(orjson.dumps(body), 503, {"retry-after": RETRY_AFTER_S}, "application/json")
 
@@ -205,10 +209,11 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "cached_blocks": pool.index.num_blocks(description.incarnation),
         "stored_blocks": pool.index.num_blocks(stores_of(description.incarnation)),
         "inflight": connection.load.num_own_requests,
-        "load": _fields(load, without=("peer_transports", "tiers", "completed_handovers")),
+        "load": _fields(load, without=IN_OTHER_FIELDS),
         "adapters": {"max_loras": description.adapters.max_loras, "loaded": dict(connection.load.adapters)},
         "peer_transports": dict(load.peer_transports),
         "kv_tiers": [_fields(tier) for tier in load.tiers],
+        "weights_offload": _fields(load.weights_offload) if load.HasField("weights_offload") else None,
     }
 
 

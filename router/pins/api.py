@@ -37,7 +37,7 @@ class PinsApi:
     async def create(self, body: PinRequest, exchange: Exchange) -> None:
         """Compute a prefix and hold its KV."""
         body.check()
-        model, client = self._service.models.named(body.model), exchange.client
+        model, client = await self._service.models.find(body.model), exchange.client
         context = read_context(exchange.headers, None, 0, client, self._service.config.default_timeout_s)
         async with exchange.watch(), client.hold(1), model.admission.admit(1, context):
             pin = await self._pin(model, body, client, context)
@@ -80,20 +80,24 @@ class PinsApi:
         return Pin(
             name=body.id or f"pin-{uuid.uuid4().hex[:16]}",
             owner=client.tenant_id,
-            prefix=Prefix.of(token_ids, salt),
+            prefix=Prefix.of(token_ids, salt, model.adapter),
             expires_s=time.monotonic() + body.ttl_seconds,
             max_share=share or 0.0,
         )
 
 
 async def _shown(model: ServedModel, client: Client) -> Sequence[PinObject]:
-    """Return the client's pins: those that workers hold, and those that this router is placing anew."""
-    shown: dict[str, PinObject] = {
-        pin.name: _object(pin.name, model.name, time.time() + pin.ttl_s()) for pin in model.pins.of(client.tenant_id)
-    }
+    """Return the client's pins: those that workers hold, and those that this router is placing anew.
+
+    Workers do not report a pin's adapter: those that other routers have taken have the name of the model.
+    """
+    shown: dict[str, PinObject] = {}
+    for own in model.pins.of(client.tenant_id):
+        name = model.info.name if own.prefix.adapter is None else own.prefix.adapter.name
+        shown[own.name] = _object(own.name, name, time.time() + own.ttl_s())
     for each in await listed(model.pool, client.tenant_id):
         held = each.pin
-        pin = shown.setdefault(held.name, _object(held.name, model.name, time.time() + held.ttl_s))
+        pin = shown.setdefault(held.name, _object(held.name, model.info.name, time.time() + held.ttl_s))
         _add(pin, each)
     return list(shown.values())
 

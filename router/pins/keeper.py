@@ -37,6 +37,7 @@ RETRY_S = 30.0  # after a refusal; twice as long after each further one, since t
 LAST_RETRY_S = 600.0
 SOON_S = 2.0  # after another failure, such as the lack of a worker
 MAX_CHECKS = 16  # at once
+SETTLE_S = 30.0  # for the server's pins, from the first worker on; the router is not ready until then
 PLACE_S = 300.0  # for a prefix to be computed anew
 
 
@@ -51,6 +52,8 @@ class PinKeeper:
         self._pins: dict[tuple[str, str], Pin] = {}
         self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._leaving: set[asyncio.Task[None]] = set()
+        self._is_settled = False
+        self._settles_by_s: float | None = None  # None: there was no worker yet
 
     def of(self, owner: str) -> list[Pin]:
         """Return the pins of an owner that this router has taken."""
@@ -106,6 +109,20 @@ class PinKeeper:
         """Keep a pin that `run` places."""
         self._pins[pin.key] = pin
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the first workers hold the server's pins, have refused them, or had SETTLE_S to compute them.
+
+        Once it is, it stays so: the pins of workers that join later are placed while requests are served.
+        """
+        if not self._is_settled and (workers := self._placement.prefillers()):
+            if self._settles_by_s is None:
+                self._settles_by_s = time.monotonic() + SETTLE_S
+            pins = [pin for pin in self._pins.values() if pin.is_everywhere and not pin.num_refusals]
+            is_held = all(worker.incarnation in pin.holders for pin in pins for worker in workers)
+            self._is_settled = is_held or time.monotonic() > self._settles_by_s
+        return self._is_settled or self._settles_by_s is None
+
     async def delete(self, owner: str, name: str) -> bool:
         """Delete a pin, whichever router has taken it; False if there is none.
 
@@ -126,11 +143,11 @@ class PinKeeper:
         checks: dict[tuple[str, str], asyncio.Task[None]] = {}
         try:
             while True:
-                await self._pool.wait_change(CHECK_S)  # a change may be the loss of a holder
                 checks = {key: check for key, check in checks.items() if not check.done()}
                 for pin in self._pins.values():
                     if pin.key not in checks:
                         checks[pin.key] = asyncio.create_task(self._check_safely(pin), name=f"pin {pin.name}")
+                await self._pool.wait_change(CHECK_S)  # a change may be the loss of a holder
         except Unavailable:  # the router is shutting down
             return
         finally:

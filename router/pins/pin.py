@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.engine.kv.block_hash import pack_hashes, root_hash
+from baton.router.adapters.adapter import Adapter
 
 SERVER_TTL_S = 900.0  # renewed at each check, of which one may take as long as a placement
 SERVER = "server"  # owner of the pins of --pin-prefix; those of clients are digests, or empty
@@ -13,23 +14,25 @@ SERVER = "server"  # owner of the pins of --pin-prefix; those of clients are dig
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The tokens of a pinned prefix, and the salt of their hashes."""
+    """The tokens of a pinned prefix, and the salt and the adapter that their hashes cover."""
 
     token_ids: "array[int]"
     cache_salt: str
+    adapter: Adapter | None = None
     _hashes: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)  # by block size
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], cache_salt: str) -> "Prefix":
+    def of(cls, token_ids: Sequence[int], cache_salt: str, adapter: Adapter | None = None) -> "Prefix":
         """Return the prefix; its tokens take 4 bytes each."""
-        return cls(array("I", token_ids), cache_salt)
+        return cls(array("I", token_ids), cache_salt, adapter)
 
     def hashes(self, block_size: int) -> bytes:
         """Return the concatenated hashes of its full blocks."""
         found = self._hashes.get(block_size)
         if found is None:
             token_ids = self.token_ids.tolist()
-            found = self._hashes[block_size] = pack_hashes(root_hash(self.cache_salt), token_ids, block_size)
+            root = root_hash(self.cache_salt, "" if self.adapter is None else self.adapter.digest)
+            found = self._hashes[block_size] = pack_hashes(root, token_ids, block_size)
         return found
 
 

@@ -32,6 +32,7 @@ def prefix_request(token_ids: Sequence[int], pin: Pin, context: RequestContext) 
         seed=0,
         max_tokens=0,
         cache_salt=pin.prefix.cache_salt,
+        adapter=pin.prefix.adapter,
         whole=True,
         context=context,
     )

@@ -47,7 +47,7 @@ async def pin_files(model: ServedModel, files: Iterable[PrefixFile]) -> None:
             expires_s=time.monotonic() + SERVER_TTL_S,
             is_everywhere=True,
         )
-        logger.info("%s is pinned as %s, %d tokens", file.path, pin.name, pin.num_tokens)
+        logger.info("%s will be pinned as %s, %d tokens", file.path, pin.name, pin.num_tokens)
         model.pins.keep(pin)
 
 

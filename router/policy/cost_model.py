@@ -77,16 +77,18 @@ class CostModel:
 
     def times(self, request: RoutedRequest, worker: WorkerSnapshot, book: RateBook) -> WorkerTimes:
         """Return the times of a worker for this request."""
-        return WorkerTimes.of(request, worker, book.of(worker), self.num_step_tokens)
+        times = book.times.get(worker.incarnation)
+        if times is None:
+            times = WorkerTimes.of(request, worker, book.of(worker), self.num_step_tokens)
+            book.times[worker.incarnation] = times
+        return times
 
     def cost(self, price: Price) -> float:
         """Return the weighted price; the best plan has the least."""
-        return (
-            self._ttft_weight * price.ttft_s
-            + self._harm_weight * price.harm_s
-            + self.eviction_weight * price.evicted_s
-            + self.fairness_weight * price.unfair_s
-        )
+        rest = self.eviction_weight * price.evicted_s + self.fairness_weight * price.unfair_s
+        if self.targets is None:
+            return price.ttft_s + self.harm_weight * price.harm_s + rest
+        return SLOPE * price.ttft_s + price.harm_s + rest
 
     def option_cost(self, option: PrefillOption) -> float:
         """Return the prefill worker's part of the cost."""

@@ -34,9 +34,13 @@ class WorkerRates:
 
 
 class RateBook:
-    """Rates of the workers in a snapshot: reported, otherwise the median of their role, of all workers, or defaults."""
+    """Rates of the workers in a snapshot: reported, otherwise the median of their role, of all workers, or defaults.
+
+    A book serves the choice for one request.
+    """
 
     def __init__(self, cluster: ClusterSnapshot) -> None:
+        self.times: dict[str, WorkerTimes] = {}  # of the request, by incarnation; filled by the cost model
         self._cluster = cluster
         self._fair_count: float | None = None
         self._assumed: dict[WorkerRole, WorkerRates] = {}

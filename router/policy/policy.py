@@ -2,7 +2,7 @@
 
 1. Find the candidates: workers that fit the request's length and its hints.
 2. Shortlist those with the least queued work and the most of the prompt cached. Colocated workers prefill for decode
-   workers, and decode only what these have no room for.
+   workers, and decode as long as their prompts leave room for that, or if decode workers have none.
 3. Price the prompt at each prefill worker, with the prefix pulled from the worker that has most of it or computed anew.
 4. Price each decode worker with the prompt computed there, and with the best prefill workers.
 5. Take the cheapest plan. Among nearly equal plans chance decides, differently in each router.
@@ -114,9 +114,11 @@ class CostPolicy:
 def find_decoders(
     request: RoutedRequest, workers: list[WorkerSnapshot], model: CostModel, book: RateBook
 ) -> list[WorkerSnapshot]:
-    """Return the decode workers to price.
+    """Return the workers to price for decoding.
 
-    Colocated workers, which prefill for these, are included only if no decode worker has room within the targets.
+    Colocated workers, which prefill for decode workers, are included as long as they have room within the targets next
+    to their prompts: a sequence that decodes where its prompt is computed needs one cache, not two. Otherwise they are
+    included only if no decode worker has room.
     """
     decoders = [worker for worker in workers if worker.role is not WorkerRole.BOTH]
     others = [worker for worker in workers if worker.role is WorkerRole.BOTH]
@@ -125,8 +127,11 @@ def find_decoders(
         return not model.is_tight(request, model.times(request, decode, book))
 
     listed = shortlist(request, decoders, book, MAX_DECODERS)
-    if not others or any(map(has_room, listed)):
+    if not others:
         return listed
+    if any(map(has_room, listed)):
+        shared = shortlist(request, others, book, MAX_DECODERS) if model.targets is not None else []
+        return listed + [worker for worker in shared if has_room(worker)]
     if len(decoders) > len(listed) and (roomy := list(filter(has_room, decoders))):
         return shortlist(request, roomy, book, MAX_DECODERS)
     if roomy := list(filter(has_room, others)):

@@ -12,6 +12,7 @@ are long than among arrivals, since they stay longer), and over those that arriv
 """
 
 from dataclasses import dataclass
+from math import sqrt
 
 from baton.router.policy.cluster import RoutedRequest, WorkerRole
 from baton.router.policy.estimates import WorkerTimes
@@ -42,24 +43,25 @@ class Targets:
         """Return the TPOT at a worker with `num_more` sequences as a share of the target: the step time, in the part
         of the worker's time that prompts leave.
         """
-        prompt_share = min(MOST_PROMPT_SHARE, worker.worker.prompt_share) if worker.num_running else 0.0
-        return self._step_share(worker, num_more) / (1 - prompt_share)
+        return self._step_share(worker, num_more) / _left_by_prompts(worker)
 
     def is_tight(self, request: RoutedRequest, decode: WorkerTimes) -> bool:
         """Return whether decoding with one more sequence would nearly reach the TPOT target.
 
         Prompts count only for a worker of both roles, which computes those of others: a decode worker's are its own.
+        They do not delay all responses alike: a short one gets several of them, or none.
         After a handover the second token takes about two steps, for one is in progress when the KV arrives. Short
         responses must have room for that, too.
         """
         if decode.worker.role is WorkerRole.BOTH:
-            return self.token_share(decode, num_more=1) > TIGHT_SHARE
+            return self._shared_share(request, decode) > TIGHT_SHARE
         shortest = min(request.typical_output_tokens, default=request.mean_output_tokens)
         return self._step_share(decode, num_more=1) * (1 + 1 / shortest) > TIGHT_SHARE
 
     def joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
         """Return the cost of one more sequence in a worker's steps: for its own tokens and for the others there."""
-        before, after = (_token_cost(self.token_share(decode, num_more)) for num_more in (0, 1))
+        left = _left_by_prompts(decode)
+        before, after = _token_cost(self._step_share(decode, 0) / left), _token_cost(self._step_share(decode, 1) / left)
         stay = request.expected_output_tokens / request.mean_output_tokens
         return self.ttft_s * (after + stay * decode.num_decoding * (after - before))
 
@@ -72,15 +74,17 @@ class Targets:
         num_staying = max(worker.num_decoding, int(worker.worker.role is WorkerRole.DECODE))
         if not num_staying:
             return self.ttft_s * next_prompt
-        share, step_s = self.token_share(worker, num_more), self.tpot_s * self._step_share(worker, num_more)
+        step_share = self._step_share(worker, num_more)
+        share, step_s = step_share / _left_by_prompts(worker), self.tpot_s * step_share
         lengths = request.typical_output_tokens or (request.mean_output_tokens,)
+        cost, delays = _token_cost(share), work_s / self.tpot_s
         total = sum(lengths)
         disturbed = 0.0
         if worker.num_decoding:
-            there = sum(length * self._slowing(share, work_s / length) for length in lengths)
+            there = sum(length * _slowing(share, cost, delays / length) for length in lengths)
             disturbed = worker.num_decoding * there / total
         if step_s > 0:  # for those that arrive, on average halfway
-            comes = sum(self._slowing(share, work_s / 2 / length) for length in lengths)
+            comes = sum(_slowing(share, cost, delays / 2 / length) for length in lengths)
             disturbed += num_staying * work_s * comes / (total * step_s)
         return self.ttft_s * (disturbed + next_prompt)
 
@@ -88,30 +92,55 @@ class Targets:
         """Return the cost of a pause in the request's own output, far from its target."""
         return self.ttft_s * SLOPE * seconds / (request.expected_output_tokens * self.tpot_s)
 
-    def _slowing(self, share: float, token_s: float) -> float:
-        """Return the cost of `token_s` more per token for a response at this share of its target.
+    def _shared_share(self, request: RoutedRequest, worker: WorkerTimes) -> float:
+        """Return the TPOT of a short response among the prompts of a worker, with a margin, as a share of the target.
 
-        It never decreases with the share. A lost response would lose less, but the slowest worker must not attract
-        more work for that.
+        Prompts arrive at random (Poisson), each taken to be as long as this one. Those that arrive while another one is
+        computed delay the response as well: their number has a Borel-Tanner distribution (Tanner, 1953). The margin is
+        the delay's standard deviation. A worker that is idle between two prompts is not without them.
         """
-        delay = token_s / self.tpot_s
-        if share + delay > LOST_SHARE:
-            share = min(share, max(DEAREST_SHARE, LOST_SHARE - delay))
-        return _token_cost(share + delay) - _token_cost(share)
+        step_share = self._step_share(worker, num_more=1)
+        prompt_share = min(MOST_PROMPT_SHARE, worker.worker.prompt_share)
+        prompts = step_share * prompt_share / (1 - prompt_share)
+        shortest = min(request.typical_output_tokens, default=request.mean_output_tokens)
+        work_s = worker.computed / worker.rates.prefill_tokens_per_s
+        return step_share + prompts + sqrt(prompts * work_s / (shortest * self.tpot_s)) / (1 - prompt_share)
 
     def _step_share(self, worker: WorkerTimes, num_more: int) -> float:
-        num_others = max(0, worker.num_decoding + num_more - 1)
-        return (worker.rates.decode_step_s + worker.rates.decode_sequence_s * num_others) / self.tpot_s
+        num_others, rates = worker.num_decoding + num_more - 1, worker.rates
+        if num_others <= 0:
+            return rates.decode_step_s / self.tpot_s
+        return (rates.decode_step_s + rates.decode_sequence_s * num_others) / self.tpot_s
 
 
 DEFAULT_TARGETS = Targets(ttft_s=1.0, tpot_s=0.05)
 
 
+def _left_by_prompts(worker: WorkerTimes) -> float:
+    """Return the share of its time that a worker has left for decoding."""
+    if not worker.num_running:
+        return 1.0
+    prompt_share = worker.worker.prompt_share
+    return 1 - (prompt_share if prompt_share < MOST_PROMPT_SHARE else MOST_PROMPT_SHARE)
+
+
 def _token_cost(share: float) -> float:
     """Return the cost of a TPOT at this share of the target; linear once the response is lost."""
     if share <= LOST_SHARE:
-        return float(SLOPE * share + share**POWER)
-    return float(SLOPE * share + LOST_COST + LOST_SLOPE * (share - LOST_SHARE))
+        square = share * share
+        return SLOPE * share + square * square
+    return SLOPE * share + LOST_COST + LOST_SLOPE * (share - LOST_SHARE)
+
+
+def _slowing(share: float, cost: float, delay: float) -> float:
+    """Return the cost of `delay`, a share of the target, per token of a response at `share`, which is its `cost`.
+
+    It never decreases with the share. A lost response would lose less, but the slowest worker must not attract more
+    work for that.
+    """
+    if share + delay > LOST_SHARE and share > (least := max(DEAREST_SHARE, LOST_SHARE - delay)):
+        return _token_cost(least + delay) - _token_cost(least)
+    return _token_cost(share + delay) - cost
 
 
 def _power(share: float) -> float:

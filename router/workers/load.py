@@ -29,7 +29,7 @@ class PromptShare:
     """Share of its recent time that a worker spent on prompts: prompt tokens divided by its rate. Rarely over 1."""
 
     def __init__(self) -> None:
-        self._value = 0.0
+        self._sum = self._weight = 0.0  # of the shares so far, and of their weights, which decay with time
         self._noted_s: float | None = None
         self._num_tokens = 0  # prompt tokens up to `_noted_s`
 
@@ -38,13 +38,15 @@ class PromptShare:
         if self._noted_s is not None and now_s > self._noted_s and tokens_per_s > 0:
             seconds = now_s - self._noted_s
             share = (num_tokens - self._num_tokens) / tokens_per_s / seconds
-            self._value = share + (self._value - share) * exp(-seconds / SPAN_S)
+            decay = exp(-seconds / SPAN_S)
+            self._sum = decay * self._sum + (1 - decay) * share
+            self._weight = decay * self._weight + (1 - decay)
         self._noted_s, self._num_tokens = now_s, num_tokens
 
     @property
     def value(self) -> float:
-        """The share as of the last report."""
-        return self._value
+        """The share as of the last report, over the time since the first one if that is shorter."""
+        return self._sum / self._weight if self._weight else 0.0
 
 
 class LoadEstimate:

@@ -1,4 +1,4 @@
-"""Tables of the router's own headers."""
+"""Tables of the headers that a router sends and reads."""
 
 from collections.abc import Mapping
 
@@ -20,6 +20,11 @@ RESPONSE: Mapping[str, str] = {
     "x-baton-worker-lost": "`true` with 503: workers failed while they ran the request",
 }
 REQUEST: Mapping[str, str] = {
+    "authorization": "`Bearer KEY`: the [API key](../security.md#api-keys)",
+    "x-api-key": "`KEY`: the same, as Anthropic's clients send it; ignored next to a bearer token",
+    "x-request-id": "id of the request, in the response, logs and traces; without a valid one the router makes one",
+    "traceparent": "with `tracestate`, the W3C context of the client's trace, which the request's continues if the "
+    "router exports [traces](../tracing.md)",
     "x-baton-decode": "id of the decode worker that must serve the request",
     "x-baton-prefill": "id of the prefill worker that must compute the prompt; implies the plan `remote`",
     "x-baton-plan": "`local` or `remote`: where the prompt is computed",

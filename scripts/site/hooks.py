@@ -10,6 +10,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
+from scripts.site.boosts import boost
 from scripts.site.links import ROOT, outside_files, site_path, with_site_links
 
 MERMAID = "assets/mermaid.min.js"
@@ -40,7 +41,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make links to files of the repository links within the site."""
+    """Make links to files of the repository links within the site, and set the page's boost in the search."""
+    page.meta.setdefault("search", {"boost": boost(page.file.src_uri)})
     return with_site_links(Path(page.file.abs_src_path or ""), markdown)
 
 

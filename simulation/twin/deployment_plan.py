@@ -16,7 +16,7 @@ class DeploymentPlan:
     machine: Machine = field(default_factory=Machine)
     prefill: int = 0  # replicas of each role at the start
     decode: int = 0
-    both: int = 0  # colocated; with decode workers they prefill for these, and decode what these have no room for
+    both: int = 0  # colocated; with decode workers they prefill for these, and decode what they have room for
     targets: Targets = DEFAULT_TARGETS  # of latency, for the router's prices
     scaling: ScalingSettings | None = None  # None: fixed sizes
     start_s: float = START_S  # from a replica's start to its first request

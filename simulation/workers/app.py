@@ -15,6 +15,7 @@ import click
 
 from baton.doctor.known_peers import KnownPeers
 from baton.process.entry import plain_errors, process_flags, run_process, take_process_flags
+from baton.process.log_format import LogSource
 from baton.process.progress import ProgressReporter
 from baton.rpc.peers import Channels
 from baton.rpc.tracing.base import Tracer
@@ -115,4 +116,4 @@ def main(**flags: object) -> None:
     """Run simulated workers for routers: no model, given speeds, tokens that are a function of the prompt."""
     process = take_process_flags(flags)
     config = load(SimulationConfig, process.config_file, flags)
-    run_process(process.named("simulation", config.progress_fd), lambda: run(config))
+    run_process(process.of(LogSource("simulation"), config.progress_fd), lambda: run(config))

@@ -164,7 +164,10 @@ async def crash(running: Server) -> None:
 def check_json(log: bytes) -> None:
     """Check that all lines but those of native libraries are objects, and that one names its request."""
     records = [json.loads(line) for line in log.splitlines() if line.startswith(b"{")]
-    assert all({"time", "level", "process", "host", "pid", "logger", "message"} <= set(record) for record in records)
+    assert all(
+        {"time", "level", "process", "role", "host", "pid", "logger", "message"} <= set(record) for record in records
+    )
+    assert all(record.get("worker", record["role"]) == record["process"] for record in records)
     assert any("seen-completions" in record.get("request_id", "") for record in records)
     assert not re.search(rb"^\S+Z (DEBUG|INFO|WARNING|ERROR) ", log, re.MULTILINE)
 

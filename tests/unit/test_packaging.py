@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NEED_EXTRA: dict[str, str | tuple[str, ...]] = {
     "PIL": "router/images/decoding.py",
     "cryptography": "kvtransfer/store/sealed.py",
-    "obstore": "kvtransfer/store/s3_store.py",
+    "obstore": "kvtransfer/store/s3_",
     "ray": "deployment/ray/",
     "triton": (
         "engine/attention/kv_append_triton.py",

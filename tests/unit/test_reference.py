@@ -55,7 +55,7 @@ def test_every_header_is_listed() -> None:
     found: set[str] = set()
     for path in (ROOT / "router").rglob("*.py"):
         found |= set(re.findall(r"\"(x-baton-[a-z-]+)\"", path.read_text(encoding="utf-8")))
-    assert found == RESPONSE.keys() | REQUEST.keys()
+    assert found == {name for name in (*RESPONSE, *REQUEST) if name.startswith("x-baton-")}
 
 
 def test_every_error_that_clients_see_is_listed() -> None:

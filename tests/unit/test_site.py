@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.site.boosts import BOOSTS, boost
 from scripts.site.links import ROOT, outside_files, site_path, with_site_links
+from scripts.site.queries import QUERIES
 
 DOCS = ROOT / "docs"
 
@@ -72,3 +74,15 @@ def test_every_link_of_the_site_resolves() -> None:
 )
 def test_links_are_those_of_the_site(page: str, markdown: str, expected: str) -> None:
     assert with_site_links(ROOT / page, markdown) == expected
+
+
+def test_boosts_and_queries_are_of_existing_pages() -> None:
+    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.glob("**/*.md")] + [*map(site_path, outside_files())]
+    assert [prefix for prefix in BOOSTS if not any(page.startswith(prefix) for page in pages)] == []
+    wanted = {target.partition("#")[0].removesuffix(".html") + ".md" for target in QUERIES.values()}
+    assert wanted - set(pages) == set()
+
+
+def test_problems_come_before_decisions() -> None:
+    paths = ("troubleshooting.md", "how_to/size_the_pools.md", "api.md", "decisions/images.md")
+    assert sorted(paths, key=boost, reverse=True) == [*paths]

@@ -1,7 +1,7 @@
 """The stores of a worker, as its options name them."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -9,13 +9,14 @@ from torch import Tensor
 
 from baton.kvtransfer.store.breaker import GuardedStore
 from baton.kvtransfer.store.factory import open_host_store, open_store
-from baton.kvtransfer.store.pool_blocks import PoolBlocks
 from baton.kvtransfer.store.shared_memory_directory import SHM
 from baton.kvtransfer.store.store import KVStore, StoreUnavailable
 from baton.settings.values import OptionError
 from baton.worker.base import NO_STORES, Stores
 from baton.worker.config import WorkerConfig
 from baton.worker.engine_host import EngineHost
+from baton.worker.kv.rank_stores import RankStores
+from baton.worker.kv.storing_rank import StoringRank
 from baton.worker.kv.tier import Tier
 from baton.worker.kv.tiers import KVTiers
 from baton.worker.reporting import WorkerCounters
@@ -24,18 +25,26 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LONGEST_CALL_S = 2.0  # of a store, to read or write a block; after a longer one it is skipped for a while
 
 
-def open_stores(config: WorkerConfig, host: EngineHost, pool: Tensor, counters: WorkerCounters) -> Stores:
+def open_stores(
+    config: WorkerConfig,
+    host: EngineHost,
+    pool: Tensor,
+    counters: WorkerCounters,
+    followers: Sequence[StoringRank] = (),
+) -> Stores:
     """Open the worker's stores, fastest first. Raises OptionError if one cannot be used."""
     if not config.has_kv_stores:
         return NO_STORES
-    if host.kv_groups.has_windows or host.kv_groups.states is not None:
-        raise OptionError(
-            "kv_host_memory_bytes, kv_disk and kv_store do not support models with recurrent layers, nor "
-            "hybrid_kv_cache yet; leave them out"
-        )
+    tiers = open_tiers(config, host.origin.fingerprint)
+    counters.tiers |= {tier.store.name: tier.counters for tier in tiers}
+    return KVTiers(host, RankStores(pool, tiers, host.ranks.parts), counters.fetches, followers)
+
+
+def open_tiers(config: WorkerConfig, fingerprint: str) -> list[Tier]:
+    """Open the stores of a rank, fastest first. Raises OptionError if one cannot be used."""
     tiers: list[Tier] = []
     try:
-        for name, store in _opened(config, host.origin.fingerprint):
+        for name, store in _opened(config, fingerprint):
             tiers.append(Tier(GuardedStore(store, LONGEST_CALL_S), name))
             tiers[-1].note_use()
     except BaseException as error:
@@ -44,8 +53,7 @@ def open_stores(config: WorkerConfig, host: EngineHost, pool: Tensor, counters: 
         if isinstance(error, StoreUnavailable):
             raise OptionError(f"KV store: {error}") from error
         raise
-    counters.tiers |= {tier.store.name: tier.counters for tier in tiers}
-    return KVTiers(host, PoolBlocks(pool), tiers, counters.fetches)
+    return tiers
 
 
 def _opened(config: WorkerConfig, namespace: str) -> Iterator[tuple[str, KVStore]]:

@@ -27,7 +27,7 @@ def main(rank: int, leader: str, **flags: object) -> None:
 
         return run(config, rank, leader)
 
-    run_worker(flags, ROLES, start)
+    run_worker(flags, ROLES, start, rank)
 
 
 if __name__ == "__main__":

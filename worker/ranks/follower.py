@@ -24,9 +24,12 @@ from baton.rpc.tls import make_security
 from baton.rpc.unix_sockets import unix_address
 from baton.worker.adapters.own_thread import on_own_thread
 from baton.worker.config import WorkerConfig
+from baton.worker.kv.open_stores import open_tiers
+from baton.worker.kv.rank_stores import RankStores
 from baton.worker.ranks.fixed_group import FixedGroup, tensor_group
 from baton.worker.ranks.hello import hello_of
 from baton.worker.ranks.rank_commands import RankCommands
+from baton.worker.ranks.rank_saver import RankSaver
 from baton.worker.ranks.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -48,11 +51,13 @@ class FollowerProcess:
         self._follower: Follower | None = None
         self._thread: threading.Thread | None = None
         self._transport: KVTransport | None = None
+        self._saver = RankSaver()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self, leader: str) -> None:
         """Execute the commands of the first rank at the address `leader` until the worker ends."""
-        commands = RankCommands(hello_of(self._config, self._rank), self._load, FollowerAdapters(self._loaded))
+        hello = hello_of(self._config, self._rank)
+        commands = RankCommands(hello, self._load, FollowerAdapters(self._loaded), self._saver)
         channel = self._channel(leader)
         following = asyncio.create_task(commands.follow(channel, leader, self._config.node_timeout_s))
         stopping = asyncio.ensure_future(_sigterm_to_end(commands, can_leave=self._config.node_rank > 0))
@@ -72,6 +77,7 @@ class FollowerProcess:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
             await channel.close(None)
+            await self._saver.close()
             if self._loading is not None:
                 await asyncio.to_thread(wait, (self._loading,), END_TIMEOUT_S)
             if self._thread is not None:
@@ -104,6 +110,8 @@ class FollowerProcess:
         self._thread = threading.Thread(target=self._follow, args=following, name="engine", daemon=True)
         self._thread.start()
         ranks = PartGroup(follower.kv_parts, config.tensor_parallel)
+        tiers = await asyncio.to_thread(open_tiers, config, follower.origin.fingerprint)
+        self._saver.open(RankStores(follower.pool, tiers, ranks, self._rank))
         return Ranks(self._transport, follower.pool, ranks, self._rank)
 
     def _loaded(self) -> Follower:

@@ -33,6 +33,7 @@ def hello_of(config: WorkerConfig, rank: int) -> rank_pb2.RankHello:
             "model": f"{model.architecture} ({fingerprint})",
             "device": engine.device.partition(":")[0],
             **{name: str(getattr(config, name)) for name in SHARED},
+            "KV stores": " ".join(config.kv_tiers),
             **{name: str(getattr(engine, name)) for name in options_of(EngineConfig) if name not in OF_A_NODE},
         },
     )

@@ -14,6 +14,7 @@ from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.ranks.rank_receive import RankReceive
 from baton.worker.ranks.ranks import Ranks
+from baton.worker.ranks.stored_receive import StoredReceive
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ FIELDS = {
     rank_pb2.RankHello: "hello",
     rank_pb2.RankLeaving: "leaving",
     rank_pb2.AdapterRead: "adapter_read",
+    rank_pb2.StoredDone: "stored_done",
 }
 
 
@@ -43,6 +45,22 @@ class RankAdapters(Protocol):
         ...
 
 
+class RankStoredKV(Protocol):
+    """This rank's shards of blocks in the stores below its pool; see `RankSaver`."""
+
+    def fetch(self, command: rank_pb2.FetchStored, send: Callable[[Message], None]) -> StoredReceive:
+        """Begin to read blocks; `send` sends progress and failures to the first rank."""
+        ...
+
+    async def copy(self, command: rank_pb2.CopyStored) -> None:
+        """Copy blocks out of the pool."""
+        ...
+
+    async def write(self, command: rank_pb2.WriteStored) -> None:
+        """Queue copies for the stores."""
+        ...
+
+
 FollowCall = grpc.aio.StreamStreamCall[rank_pb2.RankNews, rank_pb2.RankCommand]
 
 
@@ -50,13 +68,19 @@ class RankCommands:
     """The first rank's commands in progress. There is one stream, which lives as long as the worker."""
 
     def __init__(
-        self, hello: rank_pb2.RankHello, load: Callable[[str], Awaitable[Ranks]], adapters: RankAdapters
+        self,
+        hello: rank_pb2.RankHello,
+        load: Callable[[str], Awaitable[Ranks]],
+        adapters: RankAdapters,
+        stored: RankStoredKV,
     ) -> None:
         """`load` joins the group at the first rank's store, and returns when this rank has loaded its shard."""
         self._load = load
         self._adapters = adapters
+        self._stored = stored
         self._results: asyncio.Queue[rank_pb2.RankNews | None] = asyncio.Queue(MAX_UNSENT)  # None: the last one
         self._receives: dict[int, RankReceive] = {}
+        self._fetches: dict[int, StoredReceive] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._call: FollowCall | None = None
         self.is_followed = False  # the first rank has accepted this one, and the stream is open
@@ -102,11 +126,10 @@ class RankCommands:
         """End the stream, cancel all commands in progress, and wait for their end."""
         if self._call is not None:
             self._call.cancel()
-        for receive in self._receives.values():
-            receive.task.cancel()
-        for task in self._tasks:
+        ending = {*self._tasks, *(each.task for each in self._writing())}
+        for task in ending:
             task.cancel()
-        if ending := {*self._tasks, *(each.task for each in self._receives.values())}:
+        if ending:
             await asyncio.wait(ending)
 
     async def _follow(self, call: FollowCall) -> None:
@@ -151,6 +174,14 @@ class RankCommands:
                 self._start(number, self._read_adapter(number, command.read_adapter))
             case "drop_adapter":
                 self._adapters.drop(command.drop_adapter.adapter)
+            case "fetch_stored":
+                fetch = self._stored.fetch(command.fetch_stored, lambda message: self._send(number, message))
+                self._fetches[number] = fetch
+                fetch.task.add_done_callback(lambda _: self._fetches.pop(number, None))
+            case "copy_stored":
+                self._start(number, self._done(number, self._stored.copy(command.copy_stored)))
+            case "write_stored":
+                self._start(number, self._done(number, self._stored.write(command.write_stored)))
             case kind:
                 logger.error("unknown command from the first rank: %s", kind)
 
@@ -166,15 +197,23 @@ class RankCommands:
         else:
             self._send(number, rank_pb2.AdapterRead(digest=digest))
 
+    async def _done(self, number: int, step: Coroutine[Any, Any, None]) -> None:
+        await step
+        self._send(number, rank_pb2.StoredDone())
+
     async def _clear(self, rank: Ranks, number: int, command: rank_pb2.ClearBlocks) -> None:
         cleared = frozenset(command.block_ids)
-        ending = [each.task for each in self._receives.values() if not each.blocks.isdisjoint(cleared)]
+        ending = [each.task for each in self._writing() if not each.blocks.isdisjoint(cleared)]
         for task in ending:
             task.cancel()
         if ending:
             await asyncio.wait(ending)
         await rank.clear(command.block_ids, command.wiped_ids)
         self._send(number, rank_pb2.BlocksCleared())
+
+    def _writing(self) -> list[RankReceive | StoredReceive]:
+        """Return what writes into blocks."""
+        return [*self._receives.values(), *self._fetches.values()]
 
     def _start(self, number: int, executing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._answer(number, executing))

@@ -8,7 +8,7 @@ from baton.process.child import ChildProcess, ProcessSpec
 from baton.process.logs import log_settings
 from baton.process.progress import Failed
 from baton.settings.flags import flags_of
-from baton.worker.config import WorkerConfig
+from baton.worker.config import WorkerConfig, rank_suffix
 
 END_TIMEOUT_S = 10.0  # from SIGTERM to SIGKILL
 LAST_REPORT_S = 1.0  # after the process has ended, to read the rest of its progress reports
@@ -70,7 +70,7 @@ def _spec(config: WorkerConfig, rank: int, leader: str) -> ProcessSpec:
     rank_config = replace(
         config,
         engine=replace(config.engine, device=_device(config.engine.device, place)),
-        worker_id=f"{config.worker_id}-rank-{rank}",
+        worker_id=f"{config.worker_id}{rank_suffix(rank)}",
         port=0,
         uds=None,
         kv_port=config.kv_port + config.kv_ports_of_a_rank * place if config.kv_port else 0,

@@ -79,14 +79,14 @@ class Ranks:
         self.pool: PoolDescription = transport.register_pool(pool)  # its incarnation is also the worker's first
         self._transport = transport
         self._tensor = pool
-        self._parts = parts
+        self.parts = parts  # how the worker's ranks divide a block
         self._rank = rank
         self._followers = list(followers)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self._parts.num_ranks
+        return self.parts.num_ranks
 
     @property
     def block_bytes(self) -> int:
@@ -110,7 +110,7 @@ class Ranks:
             raise PeerRefused(f"the peer describes {len(pools)} pools; expected 1 to {MAX_RANKS}")
         sources = [pool_from_proto(pool) for pool in pools]
         known = (block_table, num_known_blocks, deadline_s)
-        opening = open_receiver(self._transport, self._tensor, sources, self._parts, self._rank, *known)
+        opening = open_receiver(self._transport, self._tensor, sources, self.parts, self._rank, *known)
         if not self._followers:
             return await opening
         others = asyncio.gather(*(each.receive(pools, *known) for each in self._followers))
@@ -131,8 +131,8 @@ class Ranks:
         """
         if num_readers > MAX_RANKS:
             raise ValueError(f"{num_readers} ranks exceed the limit of {MAX_RANKS}")
-        readers = PartGroup(self._parts.num_parts, num_readers)
-        return self._parts.parts_per_rank // gcd(self._parts.parts_per_rank, readers.parts_per_rank)
+        readers = PartGroup(self.parts.num_parts, num_readers)
+        return self.parts.parts_per_rank // gcd(self.parts.parts_per_rank, readers.parts_per_rank)
 
     async def clear(self, blocks: Sequence[int], wiped: Sequence[int] = ()) -> None:
         """Return once no abandoned read can write into `blocks` on any rank, and `wiped` are zeroed."""

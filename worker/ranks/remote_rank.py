@@ -11,10 +11,12 @@ from google.protobuf.message import Message
 
 from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost
+from baton.kvtransfer.store.store import Key
 from baton.protos import rank_pb2, worker_pb2
 from baton.rpc.peers import Context
 from baton.rpc.pool_description import pool_from_proto
 from baton.worker.ranks.remote_receiver import RemoteReceiver, error_of
+from baton.worker.ranks.remote_stores import RemoteFetch, RemoteSave
 
 CLOSE_TIMEOUT_S = 2.0  # for a rank to end its stream
 RESPONSE_TIMEOUT_S = 60.0  # of a command; abandoned reads end long before
@@ -31,6 +33,9 @@ FIELDS = {
     rank_pb2.ClearBlocks: "clear",
     rank_pb2.ReadAdapter: "read_adapter",
     rank_pb2.DropAdapter: "drop_adapter",
+    rank_pb2.FetchStored: "fetch_stored",
+    rank_pb2.CopyStored: "copy_stored",
+    rank_pb2.WriteStored: "write_stored",
 }
 
 
@@ -57,7 +62,7 @@ class RemoteRank:
         self.choices: dict[PeerId, TransportChoice] = {}
         self._unsent: asyncio.Queue[rank_pb2.RankCommand | None] = asyncio.Queue(MAX_UNSENT)  # None: ends the stream
         self._numbers = itertools.count(1)
-        self._receivers: dict[int, RemoteReceiver] = {}
+        self._receivers: dict[int, RemoteReceiver | RemoteFetch] = {}
         self._responses: dict[int, asyncio.Future[rank_pb2.RankNews]] = {}
         self._pool: asyncio.Future[PoolDescription] = asyncio.get_running_loop().create_future()
         self._error: PeerLost | None = None
@@ -132,6 +137,17 @@ class RemoteRank:
             await self._ask(rank_pb2.ClearBlocks(block_ids=blocks, wiped_ids=wiped))
         except PeerLost:
             await self.gone.wait()
+
+    def fetch_stored(self, tiers: Sequence[int], keys: Sequence[Key], blocks: Sequence[int]) -> RemoteFetch:
+        """Begin to read blocks from stores; see StoringRank. Raises PeerLost if the rank has ended."""
+        number, fetch = next(self._numbers), RemoteFetch(blocks)
+        self._send(number, rank_pb2.FetchStored(keys=b"".join(keys), block_ids=blocks, tiers=tiers))
+        self._receivers[number] = fetch
+        return fetch
+
+    def save_stored(self, blocks: Sequence[int]) -> RemoteSave:
+        """Begin to copy blocks for stores; see StoringRank."""
+        return RemoteSave(next(self._numbers), blocks, self._ask)
 
     async def read_adapter(self, number: int, name: str, path: str) -> rank_pb2.AdapterRead:
         """Let the rank read a LoRA adapter. Raises PeerLost if the rank has ended."""

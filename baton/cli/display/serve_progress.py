@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from baton.deployment.local.cluster_plan import ClusterPlan
 from baton.deployment.local.events import ClusterReady, Died, Ending, Event, GivenUp, Progressed, Started, Warned
+from baton.process.log_format import LogSource
 from baton.process.log_settings import LogSettings
 from baton.process.logs import log_uncaught_exceptions, set_up_logging
 from baton.process.progress import Loading, Ready
@@ -86,7 +87,7 @@ class LogDisplay:
 
     def __init__(self, url: str, log: LogSettings) -> None:
         """Set up this process's log. `url`: the cluster's."""
-        set_up_logging("serve", log)
+        set_up_logging(LogSource("serve"), log)
         log_uncaught_exceptions()
         self._url = url
 

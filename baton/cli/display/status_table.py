@@ -76,6 +76,18 @@ class WorkerRow:
         tiers = self.worker.get("kv_tiers")
         return [_tier_line(tier) for tier in tiers if isinstance(tier, Mapping)] if isinstance(tiers, list) else []
 
+    def offload(self) -> str:
+        """Return what the worker's steps read of its weights; empty without weights offload."""
+        found = self.worker.get("weights_offload")
+        if not isinstance(found, Mapping):
+            return ""
+        stored, read, hits, misses = (
+            int(str(found.get(name) or 0)) for name in ("stored_bytes", "read_bytes", "expert_hits", "expert_misses")
+        )
+        waited_s = float(str(found.get("wait_s") or 0))
+        experts = f", {hits / (hits + misses):.0%} of experts found in memory" if hits + misses else ""
+        return f"{in_gib(stored)} stored, {in_gib(read)} read, {waited_s:.1f} s waited{experts}"
+
     def pins(self) -> str:
         """Return what pinned prefixes hold; empty if there is none."""
         num_pins, num_blocks, total = (int(self.load(name) or 0) for name in PIN_FIELDS)
@@ -155,6 +167,11 @@ def status_table(rows: list[WorkerRow], width: int) -> Table:
 def tier_lines(rows: list[WorkerRow]) -> list[str]:
     """Return one line for each store below a worker's KV cache."""
     return [f"{row.text('worker_id')}: KV store {line}" for row in rows for line in row.tiers()]
+
+
+def offload_lines(rows: list[WorkerRow]) -> list[str]:
+    """Return one line for each worker with weights offload."""
+    return [f"{row.text('worker_id')}: weights offload {text}" for row in rows if (text := row.offload())]
 
 
 def pin_lines(rows: list[WorkerRow]) -> list[str]:

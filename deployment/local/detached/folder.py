@@ -42,6 +42,11 @@ class ServerFolder:
         return self.path / "server.json"
 
     @property
+    def signalled_path(self) -> Path:
+        """The file that names the life of the server that was told to shut down last."""
+        return self.path / "signalled"
+
+    @property
     def log_dir(self) -> Path:
         """Default directory for the logs."""
         return self.path / "logs"

@@ -1,10 +1,12 @@
 """Stop of a detached server: the signals of Ctrl-C, to the process that holds its lock and to no other."""
 
+import fcntl
 import os
 import select
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from baton.deployment.local.detached.folder import ServerFolder
@@ -62,7 +64,7 @@ def stop_server(folder: ServerFolder, timeout_s: float | None, end_margin_s: flo
             was_cut = False
             _drain(folder, pid, pidfd, end_margin_s)
         else:
-            was_cut = _end(folder, pidfd, max(timeout_s, SIGNAL_GAP_S))
+            was_cut = _end(folder, pid, pidfd, max(timeout_s, SIGNAL_GAP_S))
     finally:
         if pidfd is not None:
             os.close(pidfd)
@@ -82,7 +84,7 @@ def _drain(folder: ServerFolder, pid: int, pidfd: int, end_margin_s: float) -> N
     """Let a process finish its requests and end. Raises StillRunning if it takes too long."""
     record = folder.record()
     wait_s = end_margin_s + (DRAIN_TIMEOUT_S if record is None else record.drain_timeout_s)
-    _begin(folder, pidfd)
+    _begin(folder, pid, pidfd)
     if not _has_ended(pidfd, min(wait_s, MAX_TIMEOUT_S)):
         log = "" if record is None else f", whose log is {record.log_path},"
         raise StillRunning(
@@ -91,17 +93,44 @@ def _drain(folder: ServerFolder, pid: int, pidfd: int, end_margin_s: float) -> N
         )
 
 
-def _begin(folder: ServerFolder, pidfd: int) -> None:
-    """Make a server shut down, unless it already does: a second signal would cut off its requests."""
-    record = folder.record()
-    if record is None or record.state != "stopping":
+def _begin(folder: ServerFolder, pid: int, pidfd: int) -> None:
+    """Make a server shut down, unless it already does: a second signal would cut off its requests.
+
+    The server records that it shuts down only after it has taken the signal. Until then, calls from other processes
+    read in the folder that it was sent.
+    """
+    with _exclusive(folder):
+        record = folder.record()
+        life = f"{pid} {0 if record is None else record.started_at_s}"
+        if (record is not None and record.state == "stopping") or _signalled(folder) == life:
+            return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        with suppress(OSError):  # a full disk must not keep a server from being stopped
+            folder.signalled_path.write_text(life)
 
 
-def _end(folder: ServerFolder, pidfd: int, timeout_s: float) -> bool:
+@contextmanager
+def _exclusive(folder: ServerFolder) -> Iterator[None]:
+    """Keep other calls of this context manager for the folder waiting, in all processes. Raises OSError."""
+    fd = os.open(folder.path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _signalled(folder: ServerFolder) -> str | None:
+    try:
+        return folder.signalled_path.read_text()
+    except (OSError, ValueError):
+        return None
+
+
+def _end(folder: ServerFolder, pid: int, pidfd: int, timeout_s: float) -> bool:
     """End a server; return whether its requests were cut off."""
-    _begin(folder, pidfd)
+    _begin(folder, pid, pidfd)
     if _has_ended(pidfd, timeout_s):
         return False
     signals: tuple[tuple[signal.Signals, float | None], ...]

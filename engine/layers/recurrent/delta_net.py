@@ -10,6 +10,7 @@ from torch import Tensor
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.delta_net import DeltaNetConfig
 from baton.engine.execution.batch import Batch
+from baton.engine.execution.state_blocks import Run, StateBlocks
 from baton.engine.kv.layer_states import LayerStates
 from baton.engine.kv.state_layout import StatePlace
 from baton.engine.layers.linear import Linear, load_rows
@@ -55,25 +56,34 @@ class DeltaNetPart:
     def __call__(self, mixed: Tensor, rates: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
         """Return the normed outputs [num_tokens, values_width] for this part's projections, see `DeltaNetInputs`."""
         config = self.config
-        assert batch.states is not None, "the batch of a recurrent model has the blocks of its states"
         mixed, gates = mixed.split_with_sizes([config.conv_width, config.values_width], dim=1)
         rates, steps = rates.float().chunk(2, dim=1)
         rates, decays = rates.sigmoid(), self.decay_rates * F.softplus(steps + self.decay_bias)
-        states = self.states.read(layer_cache, batch.states)
-        inputs, matrices = self.states.tensors(states)
-        outputs, end = [], 0
-        for rows, length in batch.runs():
-            start, end = end, end + (rows.stop - rows.start) * length
-            tokens = slice(start, end)
-            convolved = self.conv(mixed[tokens].view(-1, length, config.conv_width), inputs[rows]).to(mixed.dtype)
-            outputs.append(self._apply(convolved, decays[tokens], rates[tokens], matrices[rows]))
-        self.states.write(layer_cache, batch.states, states)
-        heads = torch.cat(outputs).to(mixed.dtype)  # [num_tokens, num_value_heads, value_dim]
+        heads = batch.advance_states(self._advance, (mixed, decays, rates), layer_cache).to(mixed.dtype)
         gated = self.norm(heads).float() * F.silu(gates.float()).view_as(heads)
         return gated.to(mixed.dtype).flatten(1)
 
-    def _apply(self, mixed: Tensor, decays: Tensor, rates: Tensor, matrices: Tensor) -> Tensor:
-        """Apply the delta rule to the tokens [num_tokens, conv_width] of one sequence, or of one token each.
+    def _advance(self, inputs: Sequence[Tensor], runs: Sequence[Run], pool: Tensor, blocks: StateBlocks) -> Tensor:
+        """Return the outputs [num_tokens, num_value_heads, value_dim] of the delta rule; see `Advance`.
+
+        inputs: [num_tokens, conv_width] of the convolution; logarithms of decays, and rates, [num_tokens,
+        num_value_heads].
+        """
+        mixed, decays, rates = inputs
+        states = self.states.read(pool, blocks)
+        earlier, matrices = self.states.tensors(states)
+        outputs, end = [], 0
+        for run in runs:
+            start, end = end, end + run.num_tokens
+            tokens = slice(start, end)
+            new = mixed[tokens].view(-1, run.length, self.config.conv_width)
+            convolved = self.conv(new, earlier[run.rows]).to(mixed.dtype)
+            outputs.append(self._apply(convolved, decays[tokens], rates[tokens], matrices[run.rows], run))
+        self.states.write(pool, blocks, states)
+        return torch.cat(outputs)
+
+    def _apply(self, mixed: Tensor, decays: Tensor, rates: Tensor, matrices: Tensor, run: Run) -> Tensor:
+        """Apply the delta rule to the tokens [num_tokens, conv_width] of a run.
 
         matrices: [num_seqs, num_value_heads, key_dim, value_dim], updated in place. Returns [num_tokens,
         num_value_heads, value_dim].
@@ -83,8 +93,10 @@ class DeltaNetPart:
         q, k, v = mixed.float().split_with_sizes(widths, dim=1)
         q, k = (self._normed(each.view(len(mixed), -1, config.key_dim)) for each in (q, k))
         q, v = q * config.key_dim**-0.5, v.view(len(mixed), -1, config.value_dim)
-        if len(mixed) == len(matrices):
-            return step_rule(q, k, v, decays, rates, matrices)
+        if run.is_stepwise:
+            q, k, v, decays, rates = map(run.by_place, (q, k, v, decays, rates))
+            outputs = [step_rule(*each, matrices) for each in zip(q, k, v, decays, rates, strict=True)]
+            return run.in_order(outputs)
         q, k, v, decays, rates = (each.transpose(0, 1).contiguous() for each in (q, k, v, decays, rates))
         return chunk_rule(q, k, v, decays, rates, matrices[0]).transpose(0, 1)
 

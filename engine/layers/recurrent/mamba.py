@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.execution.batch import Batch
+from baton.engine.execution.state_blocks import Run, StateBlocks
 from baton.engine.kv.layer_states import LayerStates
 from baton.engine.kv.state_layout import StatePlace
 from baton.engine.layers.linear import Linear, load_rows
@@ -51,29 +52,35 @@ class MambaPart:
 
     def __call__(self, mixed: Tensor, logits: Tensor, layer_cache: Tensor, batch: Batch) -> Tensor:
         """Return the outputs [num_tokens, width] float32 for inputs of the convolution and logits of the steps."""
-        config = self.config
-        assert batch.states is not None, "the batch of a recurrent model has the blocks of its states"
-        logits = logits.float() * config.multipliers.steps + self.parameters.step_bias
-        steps = F.softplus(logits).clamp_(*config.step_limits)  # [num_tokens, num_heads]
-        states = self.states.read(layer_cache, batch.states)
+        logits = logits.float() * self.config.multipliers.steps + self.parameters.step_bias
+        steps = F.softplus(logits).clamp_(*self.config.step_limits)  # [num_tokens, num_heads]
+        return batch.advance_states(self._advance, (mixed, steps), layer_cache)
+
+    def _advance(self, inputs: Sequence[Tensor], runs: Sequence[Run], pool: Tensor, blocks: StateBlocks) -> Tensor:
+        """Return the state space's outputs [num_tokens, width]; see `Advance`.
+
+        inputs: [num_tokens, conv_width] of the convolution, and steps [num_tokens, num_heads].
+        """
+        states = self.states.read(pool, blocks)
         earlier, matrices = self.states.tensors(states)
-        heads = self._apply(self._convolved(mixed, earlier, batch), steps, matrices, batch)
-        self.states.write(layer_cache, batch.states, states)
+        heads = self._apply(self._convolved(inputs[0], earlier, runs), inputs[1], matrices, runs)
+        self.states.write(pool, blocks, states)
         return heads
 
-    def _convolved(self, mixed: Tensor, earlier: Tensor, batch: Batch) -> Tensor:
+    def _convolved(self, mixed: Tensor, earlier: Tensor, runs: Sequence[Run]) -> Tensor:
         parts, end = [], 0
-        for rows, length in batch.runs():
-            start, end = end, end + (rows.stop - rows.start) * length
-            parts.append(self.conv(mixed[start:end].view(-1, length, self.config.conv_width), earlier[rows]))
+        for run in runs:
+            start, end = end, end + run.num_tokens
+            new = mixed[start:end].view(-1, run.length, self.config.conv_width)
+            parts.append(self.conv(new, earlier[run.rows]))
         return torch.cat(parts)
 
-    def _apply(self, mixed: Tensor, steps: Tensor, matrices: Tensor, batch: Batch) -> Tensor:
+    def _apply(self, mixed: Tensor, steps: Tensor, matrices: Tensor, runs: Sequence[Run]) -> Tensor:
         """Return the state space's output [num_tokens, width] for the convolution's [num_tokens, conv_width].
 
         matrices: [num_seqs, num_groups, state_dim, group_width], updated in place.
         """
-        config, num_decodes = self.config, batch.num_decodes
+        config = self.config
         sizes = [config.width, config.num_groups * config.state_dim, config.num_groups * config.state_dim]
         values, b, c = mixed.split_with_sizes(sizes, dim=1)
         heads = values.view(len(mixed), config.num_heads, config.head_dim)
@@ -84,10 +91,13 @@ class MambaPart:
             c.view(by_group),
             (steps * self.parameters.decay_rates).view(by_group),
         )
-        decodes, prompts = inputs.split(num_decodes)
-        outputs = [step_space(decodes, matrices[:num_decodes])] if num_decodes else []
-        if lengths := batch.query_lens_list[num_decodes:]:
-            outputs.append(scan_space(prompts, lengths, matrices[num_decodes:]))
+        outputs = []
+        for run in (each for each in runs if each.is_stepwise):
+            first, inputs = inputs.split(run.num_tokens)
+            places = [step_space(each, matrices[run.rows]) for each in first.by_place(run)]
+            outputs.append(run.in_order(places))
+        if lengths := [run.length for run in runs if not run.is_stepwise]:
+            outputs.append(scan_space(inputs, lengths, matrices[-len(lengths) :]))
         output = torch.cat(outputs).view_as(heads)
         return output.addcmul_(heads, self.parameters.skips.unsqueeze(-1)).flatten(1)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.execution.device import to_device_async
+from baton.engine.execution.state_blocks import Run
 
 CHUNK = 64  # tokens whose outputs are computed at once
 
@@ -29,6 +30,11 @@ class SpaceInputs:
         """Return the first `num_tokens` tokens, and the others."""
         parts = (self.x, self.b, self.c, self.decay)
         return SpaceInputs(*(each[:num_tokens] for each in parts)), SpaceInputs(*(each[num_tokens:] for each in parts))
+
+    def by_place(self, run: Run) -> "list[SpaceInputs]":
+        """Return the inputs of one token for each sequence of a run, for each of their places."""
+        parts = (self.x, self.b, self.c, self.decay)
+        return [SpaceInputs(*each) for each in zip(*map(run.by_place, parts), strict=True)]
 
 
 def step_space(inputs: SpaceInputs, state: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton.engine.checkpoint.weights import Stored, Weights, join
+from baton.engine.checkpoint.joined_tensors import join
+from baton.engine.checkpoint.weights import Stored, Weights
 from baton.engine.errors import UnsupportedModel
 from baton.engine.layers.weights.fp8_weight import StoredWeight
 from baton.engine.layers.weights.grouped_weight import GroupedWeight

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from baton.engine.checkpoint.joined_tensors import join
 from baton.engine.checkpoint.packed.grouped_matrix import GroupedMatrix
 from baton.engine.checkpoint.packed.stored_layout import PackedMatrix
-from baton.engine.checkpoint.weights import Stored, Weights, join
+from baton.engine.checkpoint.weights import Stored, Weights
 from baton.engine.layers.weights.fp8_weight import StoredWeight
 from baton.engine.layers.weights.native_groups import NativeGroups, has_native_product
 from baton.engine.layers.weights.panel_weight import PairedWeight, can_have_panels

@@ -12,6 +12,7 @@ from baton.engine.checkpoint.tensor_prefixes import Prefixes, under_model
 from baton.engine.checkpoint.weight_memory import ITEM_BYTES
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError, InvalidCheckpoint, UnsupportedModel
+from baton.engine.families.qwen.recurrent import QWEN3_5, QWEN3_NEXT
 from baton.engine.families.registry import family_of
 from baton.engine.kv.dtype import kv_bytes_per_token
 from baton.engine.speculation.config import EAGLE, EAGLE3, MTP, OPTION, SpeculationConfig
@@ -21,7 +22,15 @@ ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     EAGLE: ("EagleLlamaForCausalLM", LLAMA),
     EAGLE3: ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"),
 }
-WITH_MTP = ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM")
+WITH_MTP = (
+    *("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM"),
+    *(QWEN3_NEXT.architectures + QWEN3_5.architectures),
+)
+# Names of Qwen's layer for multi-token prediction, and those that follow the prefix of the others' layer.
+OF_QWEN: Prefixes = (
+    *(("mtp.fc.", "eh_proj."), ("mtp.pre_fc_norm_embedding.", "enorm."), ("mtp.pre_fc_norm_hidden.", "hnorm.")),
+    *(("mtp.norm.", "shared_head.norm."), ("mtp.layers.0.", "")),
+)
 # Names in the files and those of a Llama: some heads have the prefix `model.`, others do not.
 PREFIXES: Prefixes = (
     *(("lm_head.", "lm_head."), ("model.midlayer.", "model.layers.0."), ("midlayer.", "model.layers.0.")),
@@ -98,7 +107,12 @@ class HeadCheckpoint:
     @property
     def prefixes(self) -> Prefixes:
         """Prefixes of names in the files, and those in their place."""
-        return family_of(self.target.architecture).prefixes if self.method == MTP else PREFIXES
+        return _mtp_prefixes(self.target) if self.method == MTP else PREFIXES
+
+    @property
+    def passes_normed(self) -> bool:
+        """Whether the head's next hidden states are those after its last norm."""
+        return self.method == MTP and self.target.recurrent is not None
 
 
 def _context(engine: EngineConfig, target: ModelConfig) -> int:
@@ -111,15 +125,25 @@ def _of_model(engine: EngineConfig, target: ModelConfig) -> HeadCheckpoint:
         raise UnsupportedModel(
             f"{OPTION}: mtp is not supported for {target.architecture}, only for {', '.join(WITH_MTP)}"
         )
-    directory, layer = Path(engine.model), f"model.layers.{target.num_layers}."
-    tensors = under_model(read_tensors(directory), family_of(target.architecture).prefixes)
-    if not target.num_nextn_predict_layers or f"{layer}eh_proj.weight" not in tensors:
+    directory, project = Path(engine.model), f"model.layers.{target.num_layers}.eh_proj.weight"
+    is_separate = target.recurrent is not None
+    tensors = under_model(read_tensors(directory), _mtp_prefixes(target))
+    if not (target.num_nextn_predict_layers or is_separate) or project not in tensors:
+        name = "mtp.fc.weight" if is_separate else project
         raise InvalidCheckpoint(
-            f"{OPTION}: {directory} has no weights for multi-token prediction ({layer}eh_proj.weight); name another "
-            "method"
+            f"{OPTION}: {directory} has no weights for multi-token prediction ({name}); name another method"
         )
-    config = replace(target, num_layers=1, rope=target.rope.for_context(_context(engine, target)))
+    rope = target.rope.for_context(_context(engine, target))
+    config = replace(target, num_layers=1, rope=rope, recurrent=None, layers_without_attention=frozenset())
     return HeadCheckpoint(MTP, directory, engine, target, config, _context(engine, target), target.vocab_size)
+
+
+def _mtp_prefixes(target: ModelConfig) -> Prefixes:
+    """Return the prefixes with which the layer for multi-token prediction follows the model's last layer."""
+    prefixes = family_of(target.architecture).prefixes
+    if target.recurrent is None:
+        return prefixes
+    return (*((old, f"model.layers.{target.num_layers}.{new}") for old, new in OF_QWEN), *prefixes)
 
 
 def _eagle(engine: EngineConfig, target: ModelConfig, directory: Path, method: str) -> HeadCheckpoint:

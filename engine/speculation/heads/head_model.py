@@ -81,8 +81,12 @@ class HeadModel:
         rotary: RotaryEmbedding,
         backend: AttentionBackend,
         token_ids: Tensor | None = None,
+        *,
+        passes_normed: bool = False,
     ) -> None:
-        """token_ids: [head_vocab] int64, the tokens that the head can draft; None: all of them."""
+        """token_ids: [head_vocab] int64, the tokens that the head can draft; None: all of them; passes_normed: its
+        hidden states for the next tokens are those after the last norm.
+        """
         self.embedding = embedding
         self._join = join
         self._layers = layers
@@ -91,6 +95,7 @@ class HeadModel:
         self._rotary = rotary
         self._backend = backend
         self._token_ids = token_ids
+        self._passes_normed = passes_normed
 
     @torch.inference_mode()
     def forward(self, batch: Batch, states: Tensor, pool: Tensor) -> HeadOutput:
@@ -103,7 +108,7 @@ class HeadModel:
             x, addend = layer(x, addend, rotation, KVCacheLayout.layer_cache(pool, place), batch)
         wanted = batch.logits_indices
         states, normed = self._norm.add(x[wanted], None if addend is None else addend[wanted])
-        return HeadOutput(self._logits(normed), states)
+        return HeadOutput(self._logits(normed), normed if self._passes_normed else states)
 
     def _logits(self, normed: Tensor) -> Tensor:
         logits = self._output(normed).float()

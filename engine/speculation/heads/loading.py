@@ -119,7 +119,9 @@ class HeadLoader:
         embedding, output = self._ends()
         if f"{own_output}.weight" in weights:
             output = load_linear(weights, own_output, hidden, target.vocab_size)
-        return HeadModel(embedding, join, [layer], norm, output, self._rotary(), self._backend), None
+        rotary, passes_normed = self._rotary(), self._checkpoint.passes_normed
+        model = HeadModel(embedding, join, [layer], norm, output, rotary, self._backend, passes_normed=passes_normed)
+        return model, None
 
     def _rotary(self) -> RotaryEmbedding:
         return RotaryEmbedding(self._config.rope, self._checkpoint.max_model_len, self._device)

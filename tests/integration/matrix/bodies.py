@@ -37,6 +37,14 @@ def repeated_prompt() -> list[int]:
     return [*range(300, 325)] * 4
 
 
+BIASED = {  # a random model repeats itself, too, if few tokens are likely
+    "prompt": [7, 8, 9, 7, 11] * 20,
+    "logit_bias": {"7": 20, "8": 20, "9": 20},
+    **GREEDY,
+    **WHOLE,
+}
+
+
 def picture(width: int, height: int, seed: int) -> str:
     """Return the URL of an image of noise."""
     pixels = random.Random(seed).randbytes(3 * width * height)

@@ -1,7 +1,5 @@
 """The rows of the matrix: features, by the workers on which they are tested."""
 
-from collections.abc import Mapping
-
 from tests.integration.matrix import bodies
 from tests.integration.matrix.bodies import GREEDY, SEEDED, WHOLE, prompt, repeated_prompt, text_prompt
 from tests.integration.matrix.cluster import ADAPTER, DRAFT_MODEL
@@ -18,12 +16,6 @@ def refused(reason: str, evidence: str) -> Untested:
 
 NOT_ADAPTERS = {"EP 2": refused("not with adapters", "enable_lora is not supported with expert_parallel")}
 NO_EXPERTS = {"EP 2": refused("the model has no experts", "expert_parallel: .* without experts to spread")}
-HYBRID_STORE = {"restart": refused("KV stores do not support recurrent state nor windows yet", "do not support models")}
-RECURRENT: Mapping[str, Untested] = {
-    **HYBRID_STORE,
-    "TP 2": refused("recurrent layers are not divided", "tensor_parallel is not supported for the recurrent layers"),
-    "EP 2": refused("not with recurrent layers", "expert_parallel is not supported for the recurrent layers"),
-}
 INT8_SHARDS = Untested(
     Status.NOT_APPLICABLE,
     "other tokens: ranks have one rank's weights, but round their columns of activations with scales of their own",
@@ -102,6 +94,14 @@ DRAFTS = (
         SHARDED,
         (f'--speculative-config={{"method": "draft_model", "model": "{DRAFT_MODEL}", "num_speculative_tokens": 4}}',),
     ),
+    ClusterSpec(
+        "drafts, recurrent state",
+        "qwen3-next",
+        (Feature("drafts, recurrent state", bodies.BIASED),),
+        (*SHARDED, "--state-checkpoint-tokens=32"),
+        ('--speculative-config={"method": "ngram", "num_speculative_tokens": 6}',),
+        small_pool_blocks=45,
+    ),
 )
 KV_TYPES = (
     ClusterSpec(
@@ -161,15 +161,14 @@ MODELS = (
         (*SHARDED, "--hybrid-kv-cache"),
         small_pool_blocks=20,  # each has KV of all layers, of which windows give back most
         longest=240,
-        untested={**NO_EXPERTS, **HYBRID_STORE},
+        untested=NO_EXPERTS,
     ),
     ClusterSpec(
         "recurrent state",
         "qwen3-next",
         (of_model("recurrent state", prompt(19)),),
-        ("--state-checkpoint-tokens=32",),
+        (*SHARDED, "--state-checkpoint-tokens=32"),
         small_pool_blocks=45,
-        untested=RECURRENT,
     ),
     ClusterSpec(
         "latent attention",

@@ -9,6 +9,7 @@ import pytest
 
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.kv.dtype import kv_bytes_per_token
+from tests.adapters import make_adapter
 from tests.integration.router_process import MODEL, router_process, wait_workers
 from tests.integration.worker_process import WorkerProcess, worker_processes
 
@@ -74,3 +75,25 @@ async def test_a_pinned_prefix_survives_pressure_and_the_loss_of_its_worker(tmp_
 async def _end(worker: WorkerProcess) -> None:
     worker.child.kill()
     await worker.child.wait()
+
+
+async def test_a_pin_of_an_adapter_serves_its_requests(tmp_path: Path) -> None:
+    """The base model's requests have other KV, and do not find it."""
+    path = make_adapter(MODEL, tmp_path / "sql", ["q_proj", "v_proj"])
+    async with (
+        worker_processes(MODEL, tmp_path, ("both", "--enable-lora")) as (worker,),
+        router_process(
+            tmp_path, "--port=0", f"--workers={worker.address}", "--enable-lora", f"--lora-modules=sql={path}"
+        ) as router,
+        router.client() as client,
+    ):
+        await wait_workers(client, 1)
+        made = await client.post("/v1/cache/pins", json={"model": "sql", "prompt": PREFIX, "id": "system"})
+        assert made.status_code == 200, made.text
+        assert (made.json()["model"], made.json()["tokens"]) == ("sql", 320)
+        cached = {}
+        for model in ("sql", (await client.get("/v1/models")).json()["data"][0]["id"]):
+            answer = await client.post("/v1/completions", json={**body_of([*PREFIX, 7]), "model": model})
+            cached[model] = int(answer.headers.get("x-baton-cached-tokens", 0))
+        assert list(cached.values()) == [320, 0]
+        assert [each["model"] for each in (await client.get("/v1/cache/pins")).json()["data"]] == ["sql"]

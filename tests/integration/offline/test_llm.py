@@ -171,6 +171,18 @@ def test_adapters_and_embeddings(colocated: LLM, tmp_path: Path) -> None:
     assert first.outputs.embedding == pytest.approx(same.outputs.embedding)
     assert first.outputs.embedding != other.outputs.embedding
     assert first.outputs.hidden_size == 256
+    unlike, alike = colocated.score("a list", ["a file", "a list"], use_tqdm=False)
+    assert alike.outputs.score == pytest.approx(1)
+    assert unlike.outputs.score < 0.999
+
+
+def test_the_prefix_cache_is_reset(colocated: LLM) -> None:
+    once = SamplingParams(temperature=0, max_tokens=1)
+    colocated.generate(LONG, once, use_tqdm=False)
+    [cached] = colocated.generate(LONG, once, use_tqdm=False)
+    assert colocated.reset_prefix_cache()
+    [computed] = colocated.generate(LONG, once, use_tqdm=False)
+    assert cached.num_cached_tokens > 0 == computed.num_cached_tokens
 
 
 def test_what_cannot_start_has_a_reason() -> None:

@@ -52,6 +52,13 @@ WORKERS: dict[str, Any] = {
                 "resident_adapters": ["sql"],
             },
             "peer_transports": {"abc": "shared_memory: same host", "abd": "shared_memory: same host"},
+            "weights_offload": {
+                "stored_bytes": 3 << 29,
+                "read_bytes": 5 << 30,
+                "wait_s": 2.5,
+                "expert_hits": 3,
+                "expert_misses": 1,
+            },
             "adapters": {"max_loras": 4, "loaded": {**{f"a{place}": "d" for place in range(9)}, "sql": "d"}},
         },
         {"worker_id": "decode-1", "state": "unreachable"},
@@ -85,6 +92,8 @@ def test_the_table_shows_the_routers_workers() -> None:
     assert "queued tokens" not in result.output  # not reported
     assert "prefill-0: KV store host: 1.5 GiB of 4.0 GiB, 5 blocks fetched, 6 saved\n" in result.output
     assert "prefill-0: 2 pins hold 20 KV blocks (20%), 1 dropped for requests\n" in result.output
+    offload = "1.5 GiB stored, 5.0 GiB read, 2.5 s waited, 75% of experts found in memory"
+    assert f"decode-0: weights offload {offload}\n" in result.output
     trouble = "2 fetches ended early, 1 writes failed"
     assert f"prefill-0: KV store redis: 0 blocks fetched, 6 saved, {trouble}\n" in result.output
 

@@ -3,6 +3,7 @@
 import json
 import signal
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from baton.cli.options import detach as detach_options
 from baton.deployment.local.detached.folder import ServerFolder
 from baton.deployment.local.detached.record import ServerRecord, write_record
 from baton.deployment.local.detached.start import StartFailed
-from baton.deployment.local.detached.stop import NotRunning
+from baton.deployment.local.detached.stop import NotRunning, StillRunning, StoppedServer
 
 
 def run(tmp_path: Path, *words: str) -> Result:
@@ -66,6 +67,36 @@ def test_a_killed_server_is_listed_until_it_is_stopped(tmp_path: Path) -> None:
     assert [each["name"] for each in json.loads(run(tmp_path, "ps", "--json").output)] == ["gemma"]
     everything = run(tmp_path, "stop", "--all")
     assert (everything.exit_code, everything.output) == (0, "No detached server runs\n")
+
+
+def test_all_servers_are_stopped_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gemma", "qwen"):
+        killed(tmp_path, name, 8001)
+    together = Barrier(2, timeout=30)
+
+    def stop(folder: ServerFolder, timeout_s: float) -> StoppedServer:
+        together.wait()  # breaks unless both are being stopped
+        if folder.name == "qwen":
+            raise StillRunning("qwen has not ended")
+        return StoppedServer(7, False, timeout_s)
+
+    monkeypatch.setattr(ServerFolder, "holder", lambda _: 7)
+    monkeypatch.setattr(stop_command, "stop_server", stop)
+    stopped = run(tmp_path, "stop", "--all", "--timeout-s=9")
+    assert stopped.exit_code == 1
+    assert stopped.output == (
+        "Stopped gemma (process 7), which served m at http://127.0.0.1:8001, in 9.0 s\nError: qwen has not ended\n"
+    )
+
+
+def test_a_defect_is_not_hidden_by_the_thread_of_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed(tmp_path, "qwen", 8001)
+
+    def stop(*_: object) -> None:
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr(stop_command, "stop_server", stop)
+    assert isinstance(run(tmp_path, "stop", "qwen").exception, AssertionError)
 
 
 def test_a_server_that_ends_meanwhile_was_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

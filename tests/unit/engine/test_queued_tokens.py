@@ -87,3 +87,17 @@ def test_blocks_that_waiting_requests_lack_are_counted() -> None:
     engine.add(request("c", list(range(100, 110))))
     assert engine.backlog.num_awaited_blocks == 1 + 3
     assert engine.backlog.num_receiving == 0
+
+
+def test_cached_blocks_that_no_request_holds_are_awaited_too() -> None:
+    """They count as free until the request is admitted."""
+    engine = scheduler()
+    engine.add(request("a", PROMPT))
+    while engine.num_unfinished:
+        step(engine)
+    engine.add(request("b", [*PROMPT[:16], 90, 91, 92]))
+    assert engine.backlog.num_queued_tokens == 3
+    num_awaited, num_free = engine.backlog.num_awaited_blocks, engine.blocks.num_free
+    assert num_awaited == 4 + 1
+    step(engine)
+    assert engine.blocks.num_free == num_free - num_awaited

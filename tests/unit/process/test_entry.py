@@ -19,6 +19,7 @@ SCRIPT = """
 import asyncio, logging, sys
 from baton.engine.errors import UnsupportedModel
 from baton.process.entry import ProcessOptions, run_process
+from baton.process.log_format import LogSource
 
 async def work(fails):
     logging.getLogger("engine").info("at work")
@@ -27,7 +28,7 @@ async def work(fails):
         raise {"fail": ValueError, "refuse": UnsupportedModel, "taken": OSError}[fails]("no such layer")
 
 fd = int(sys.argv[1])
-run_process(ProcessOptions(name="decode-7", progress_fd=fd), lambda: work(sys.argv[2]))
+run_process(ProcessOptions(source=LogSource("decode-7"), progress_fd=fd), lambda: work(sys.argv[2]))
 """
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from baton.process.log_format import make_formatter
-from baton.process.log_records import LogFile, read_record
+from baton.process.log_format import LogSource, make_formatter
+from baton.process.log_record import read_record
+from baton.process.log_records import LogFile
 from baton.process.log_settings import LOG_FORMATS, LogSettings
-from baton.process.logs import log_settings, set_up_logging
+from baton.process.logs import change_log_role, log_settings, set_up_logging
 from baton.process.request_scope import request_scope
 
 
@@ -23,7 +24,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     root, text = logging.getLogger(), io.StringIO()
     handlers, level = root.handlers[:], root.level
     monkeypatch.setattr("sys.stderr", text)
-    set_up_logging("decode-0", LogSettings("debug", "json"))
+    set_up_logging(LogSource("decode-0", "decode", "decode-0"), LogSettings("debug", "json"))
     yield text
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -43,7 +44,7 @@ def test_a_line_is_an_object_with_the_request_and_the_exception(log: io.StringIO
         except ValueError:
             logger.exception("it failed")
     plain, failed = objects(log)
-    assert list(plain) == ["time", "level", "process", "host", "pid", "logger", "message"]
+    assert list(plain) == ["time", "level", "process", "role", "worker", "host", "pid", "logger", "message"]
     assert (plain["level"], plain["process"], plain["logger"]) == ("INFO", "decode-0", "baton.test")
     assert plain["message"] == "2 workers"
     assert (failed["request_id"], failed["message"]) == ("r1", "it failed")
@@ -62,13 +63,23 @@ def test_a_message_may_be_any_object(log: io.StringIO, message: object, monkeypa
 
 def test_attributes_of_libraries_are_left_out(log: io.StringIO) -> None:
     logging.getLogger("library").info("started", extra={"color_message": "red", "body": "a prompt"})
-    assert set(objects(log)[0]) == {"time", "level", "process", "host", "pid", "logger", "message"}
+    assert set(objects(log)[0]) == {"time", "level", "process", "role", "worker", "host", "pid", "logger", "message"}
+
+
+def test_the_role_is_that_which_the_worker_has_now(log: io.StringIO) -> None:
+    logging.getLogger("baton.test").info("before")
+    change_log_role("prefill")
+    logging.getLogger("baton.test").info("after")
+    assert [(each["message"], each["role"], each["worker"]) for each in objects(log)] == [
+        ("before", "decode", "decode-0"),
+        ("after", "prefill", "decode-0"),
+    ]
 
 
 def test_attributes_of_libraries_do_not_replace_fields(log: io.StringIO) -> None:
     logger = logging.getLogger("library")
     logger.info("started")
-    names = ("time", "level", "host", "pid", "logger", "request_id", "exception", "stack")
+    names = ("time", "level", "role", "worker", "host", "pid", "logger", "request_id", "exception", "stack")
     logger.info("started", extra=dict.fromkeys(names, "a prompt"))
     plain, extended = objects(log)
     assert extended | {"time": plain["time"]} == plain
@@ -78,7 +89,7 @@ def test_attributes_of_libraries_do_not_replace_fields(log: io.StringIO) -> None
 def test_both_formats_are_read_as_the_same_records() -> None:
     record = logging.LogRecord("baton.test", logging.WARNING, "", 0, "%s is slow", ("decode",), None)
     with request_scope("r1"):
-        lines = [make_formatter(name, "decode-0").format(record) for name in LOG_FORMATS]
+        lines = [make_formatter(name, LogSource("decode-0")).format(record) for name in LOG_FORMATS]
     as_text, as_json = map(read_record, lines)
     assert as_text is not None
     assert as_text.line == lines[0]
@@ -116,10 +127,11 @@ def test_a_process_knows_its_settings(log: io.StringIO) -> None:
 def test_uncaught_exceptions_of_threads_are_records() -> None:
     code = """
 import threading
+from baton.process.log_format import LogSource
 from baton.process.log_settings import LogSettings
 from baton.process.logs import log_uncaught_exceptions, set_up_logging
 
-set_up_logging("decode-0", LogSettings("info", "json"))
+set_up_logging(LogSource("decode-0"), LogSettings("info", "json"))
 log_uncaught_exceptions()
 thread = threading.Thread(target=lambda: 1 / 0, name="engine")
 thread.start()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from baton.process import log_records
-from baton.process.log_records import GrowingFile, LogFile, LogFilter, Pipe, in_order, since_time
+from baton.process.log_record import LogFilter, since_time
+from baton.process.log_records import GrowingFile, LogFile, Pipe, in_order
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 LINES = """\

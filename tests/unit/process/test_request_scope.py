@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from baton.process.log_format import LogSource
 from baton.process.log_settings import LogSettings
 from baton.process.logs import set_up_logging
 from baton.process.request_scope import current_request, enter_request, request_scope
@@ -21,7 +22,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     root, text = logging.getLogger(), io.StringIO()
     handlers, level = root.handlers[:], root.level
     monkeypatch.setattr("sys.stderr", text)
-    set_up_logging("decode-0", LogSettings("debug"))
+    set_up_logging(LogSource("decode-0"), LogSettings("debug"))
     yield text
     root.handlers[:] = handlers
     root.setLevel(level)

@@ -151,7 +151,9 @@ async def test_workers_report_their_state() -> None:
         assert body["workers"][0]["peer_transports"] == {"peer-1": "shared_memory: one host"}
         [tier] = body["workers"][0]["kv_tiers"]
         assert (tier["name"], tier["num_blocks"], tier["saved_blocks"], tier["failures"]) == ("host", 7, 9, 0)
-        assert not {"tiers", "completed_handovers"} & body["workers"][0]["load"].keys()
+        offload = body["workers"][0]["weights_offload"]
+        assert (offload["stored_bytes"], offload["expert_hits"], offload["wait_s"]) == (1 << 30, 3, 0.0)
+        assert not {"tiers", "completed_handovers", "weights_offload"} & body["workers"][0]["load"].keys()
         assert body["router"]["ready"] is True
         await prefill.stop()
         while True:

@@ -39,3 +39,15 @@ def test_buckets_of_another_release_are_left_out() -> None:
     phases = [HandoverPhase(phase="read", counts=[1] * len(BOUNDS_S), sum_s=1.0)]
     families.add(("decode-0",), [TransportHandovers(transport="tcp", num_bytes=3, phases=phases)])
     assert series(families) == {("baton:handover_read_bytes_total", "tcp", "decode-0"): 3}
+
+
+def test_each_bucket_has_the_last_trace_that_is_exported() -> None:
+    times = HandoverTimes()
+    for trace_id, seconds in ((b"a" * 16, 0.3), (b"b" * 16, 0.4), (None, 0.35), (b"c" * 16, 20.0), (b"short", 0.001)):
+        times.note("tcp", 1, {"read": seconds}, trace_id)
+    families = HandoverFamilies(("worker",))
+    families.add(("decode-0",), times.to_proto())
+    samples = [sample for family in families.collect() for sample in family.samples if sample.exemplar is not None]
+    assert {
+        sample.labels["le"]: (each.labels["trace_id"], each.value) for sample in samples if (each := sample.exemplar)
+    } == {"0.5": ((b"b" * 16).hex(), 0.4), "+Inf": ((b"c" * 16).hex(), 20.0)}

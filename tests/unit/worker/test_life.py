@@ -1,7 +1,9 @@
 """Changes of a worker's role over a real connection, on one engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import io
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import baton.worker.drain
 from baton.deployment.local.any_role_worker import BUILDERS
 from baton.doctor.known_peers import KnownPeers
 from baton.engine.config import EngineConfig
+from baton.process.log_format import JsonLines, LogSource
 from baton.protos import worker_pb2, worker_pb2_grpc
 from baton.rpc.malformed import RefuseMalformed
 from baton.rpc.peers import Channels
@@ -96,13 +99,24 @@ async def read_all(
         updates.append(update)
 
 
-async def test_a_change_of_role_is_a_new_incarnation_with_the_same_pool(model: Path) -> None:
+@pytest.fixture
+def json_log() -> Iterator[JsonLines]:
+    """The format of a worker's log in JSON, which this process writes during the test."""
+    root, handler = logging.getLogger(), logging.StreamHandler(io.StringIO())
+    handler.setFormatter(formatter := JsonLines(LogSource("w", "decode", "w")))
+    root.addHandler(handler)
+    yield formatter
+    root.removeHandler(handler)
+
+
+async def test_a_change_of_role_is_a_new_incarnation_with_the_same_pool(model: Path, json_log: JsonLines) -> None:
     async with served_lives(model) as served:
         first = await served.describe()
         assert await served.change(DECODE) == first.incarnation
         watch = served.worker.Watch(worker_pb2.WatchRequest(interval_ms=1))
         assert isinstance(await watch.read(), worker_pb2.WorkerUpdate)
         incarnation = await served.change(PREFILL)
+        assert json_log.source == LogSource("w", "prefill", "w")
         second = await served.describe()
         assert (second.role, second.incarnation) == (PREFILL, incarnation)
         expected = worker_pb2.WorkerDescription()

@@ -146,6 +146,19 @@ def test_a_second_stop_without_a_time_out_cuts_nothing_off(folder: ServerFolder,
     assert stopped.took_s >= 1  # the requests had all of the time
 
 
+def test_stops_at_the_same_time_send_one_signal(
+    folder: ServerFolder, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = start(folder, "drains", environment)  # which ends at the second signal
+    record = folder.record()
+    monkeypatch.setattr(ServerFolder, "record", lambda _: record)  # the server has not recorded yet that it stops
+    for _ in range(2):
+        with pytest.raises(StillRunning):
+            stop_server(folder, None, end_margin_s=0.1)
+    assert not has_ended(pid)
+    assert stop_server(folder, 0.0).was_cut
+
+
 def test_the_second_signal_is_sent_after_the_first_was_taken(
     folder: ServerFolder, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,9 @@ import pytest
 
 from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.config import EngineConfig, ModelConfig
-from baton.engine.kv.groups import KVGroups, KVPlace
+from baton.engine.kv.groups import KVGroups, KVPlace, TransferOrder
 from baton.engine.kv.layout import KVCacheLayout
+from baton.engine.request import BlockId
 from baton.engine.rope import RopeConfig
 
 WINDOW, OTHER, CHUNK = AttentionSpan(24), AttentionSpan(40), AttentionSpan(32, is_chunked=True)
@@ -93,3 +94,15 @@ def test_a_part_of_a_prefix_is_usable_only_if_no_block_of_it_was_left_out() -> N
     assert [short.num_usable(count, 0) for count in range(7)] == [0, 0, 1, 1, 2, 2, 3]
     assert short.num_usable(2, 2) == 2
     assert [long.num_usable(count, 1) for count in (1, 9, 10)] == [1, 1, 6]
+
+
+def test_places_are_in_the_order_of_blocks() -> None:
+    """Also of a part of them, from some index on."""
+    groups = KVGroups(16, (FULL, AttentionSpan(40), AttentionSpan(20)), ((0,), (1,), (2,)))
+    order = groups.transfer_order(6 * 16)
+    tables = [[BlockId(100 * group + index) for index in range(6)] for group in range(3)]
+    for start in range(6):
+        places = order.places()[order.num_before(start) :]
+        assert [100 * place.number + place.index for place in places] == order.blocks(tables, start)
+    with_state = TransferOrder((0,), 3, 2)
+    assert [(place.index, place.number) for place in with_state.places()] == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2)]

@@ -36,6 +36,14 @@ FAMILIES = {
     "gpt-oss": ALL_TARGETS[:4],
     "mixtral": ALL_TARGETS[:4],
     "qwen3-moe-mixed": ALL_TARGETS[:4],
+    "qwen3-next": (*ALL_TARGETS[:4], "out_proj", "in_proj_qkvz", "in_proj_ba"),
+    "qwen3.5": (*ALL_TARGETS, "out_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    "nemotron-h": ("in_proj", "q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"),
+    "nemotron-h-moe": ("in_proj", "q_proj", "o_proj"),
+    "granite-hybrid": ("in_proj", "out_proj", *ALL_TARGETS[:4]),
+    "bamba": ("in_proj", "out_proj", *ALL_TARGETS),
+    "falcon-h1": ("in_proj", *ALL_TARGETS),
+    "mamba2": ("in_proj",),
 }
 
 
@@ -144,7 +152,9 @@ def test_adapters_that_peft_saved(model: Path, engine: Engine, base: list[int], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["phi3", "qwen3", "llama-biased", "gemma2", "glm4", "gpt-oss"])
+@pytest.mark.parametrize(
+    "family", ["phi3", "qwen3", "llama-biased", "gemma2", "glm4", "gpt-oss", "qwen3-next", "bamba"]
+)
 def test_dora_of_each_family_gives_pefts_tokens(tmp_path: Path, family: str) -> None:
     model = make_checkpoint(family, tmp_path / "model")
     engine = lora_engine(model)
@@ -153,8 +163,7 @@ def test_dora_of_each_family_gives_pefts_tokens(tmp_path: Path, family: str) -> 
     assert run(engine, request("a", PROMPT, "a"))["a"] == peft_tokens(model, adapter, PROMPT)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_except(FAMILIES, ("qwen3-next", "nemotron-h")))
 def test_each_family_gives_pefts_tokens(tmp_path: Path, family: str) -> None:
     model = make_checkpoint(family, tmp_path / "model")
     engine = lora_engine(model)

@@ -9,7 +9,7 @@ import pytest
 from baton.engine.lora.registry import ReadAdapter
 from tests.adapters import make_adapter
 from tests.checkpoints import make_checkpoint
-from tests.marks import slow_case
+from tests.marks import slow_case, slow_except
 from tests.unit.engine.lora.lora_rig import lora_engine, random_tokens, request, run
 from tests.unit.engine.tensor_rig import TensorRig
 
@@ -56,13 +56,18 @@ def test_ranks_give_the_tokens_of_one(model: Path, adapters: dict[str, Path], ri
     rig.call(lambda engine: run(engine, request("last", PROMPT)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["phi3", "gemma2", "mixtral"])
+RECURRENT = ("qwen3-next", "nemotron-h", "falcon-h1", "mamba2", "granite-hybrid")
+DELTA_NET = ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"]
+
+
+@pytest.mark.parametrize("family", slow_except(("phi3", "gemma2", "mixtral", *RECURRENT), ("qwen3-next",)))
 def test_shards_of_other_families(tmp_path: Path, family: str) -> None:
     model = make_checkpoint(family, tmp_path / "model")
     targets = {
         "phi3": ["qkv_proj", "gate_up_proj", "down_proj", "o_proj"],
         "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
+        "qwen3-next": DELTA_NET,
+        **{name: ["in_proj", "out_proj"] for name in RECURRENT[1:]},
     }
     adapter = make_adapter(model, tmp_path / "a", targets.get(family, ["k_proj", "up_proj", "down_proj", "o_proj"]))
     single, rig = lora_engine(model), TensorRig(model, 2, enable_lora=True)

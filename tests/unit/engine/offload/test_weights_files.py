@@ -17,10 +17,14 @@ from baton.engine.checkpoint.weights_hash import WeightsHash
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineError, InvalidCheckpoint
+from baton.engine.offload.address_space import AddressSpace
 from baton.engine.offload.disk_offload import DiskOffload
 from baton.engine.offload.file_store import FileStore
+from baton.engine.offload.file_writer import FileContents, FileWriter
 from baton.engine.offload.unit_reads import UnitReader
+from baton.engine.offload.weights_file import WeightsFile
 from tests.checkpoints import make_checkpoint
+from tests.unit.engine.offload.file_rig import never, numbered
 from tests.unit.engine.offload.offload_rig import config_of, outputs, requests, running
 
 LEAST = 300_000  # bytes of memory, with which most layers stream
@@ -235,3 +239,57 @@ def test_an_engine_that_closes_or_cannot_start_leaves_no_file_open(model: Path, 
 
 def num_open(path: Path) -> int:
     return sum(str(path) == os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
+
+
+def test_files_of_other_checkpoints_are_listed(model: Path, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    own = only_file(directory)
+    with running(offloaded(model, directory)):
+        assert "of other models or versions" not in caplog.text
+    (directory / "older.weights").write_bytes(bytes(20_000_000))
+    with running(offloaded(model, directory)):
+        assert "has 0.02 GB in 1 weights files of other models or versions" in caplog.text
+        assert "not needed: older.weights" in caplog.text
+    assert own.exists()
+
+
+def test_the_progress_of_writing_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    times_s = iter((0.0, 1.0, 5.0, 6.0, 11.0))  # at the start, and after each weight
+    form = numbered(1)
+    num_bytes = form.tensors["weight"].nbytes
+    writer = FileWriter(tmp_path / "file", AddressSpace(1 << 20), 4 * num_bytes, times_s.__next__)
+    writer.begin_layer(0)
+    for _ in range(4):
+        writer.place(lambda: form)
+    writer.end_layer()
+    writer.discard()
+    assert [record.message for record in caplog.records] == [
+        "weights offload: 50% of 0.00 GB are written",
+        "weights offload: 100% of 0.00 GB are written",
+    ]
+
+
+def test_a_file_whose_weights_are_of_other_tensors_is_not_used(tmp_path: Path) -> None:
+    """Such as one of a release that reads a layer's projections in another order."""
+    writer = FileWriter(tmp_path / "file", AddressSpace(1 << 20))
+    writer.begin_layer(0)
+    writer.place(lambda: numbered(1), names=("layers.0.k_proj.weight",))
+    writer.end_layer()
+    writer.finish()
+    file = WeightsFile(tmp_path / "file")
+    contents = FileContents(file.layout, AddressSpace(file.layout.num_bytes))
+    contents.begin_layer(0)
+    text = "has layers.0.k_proj.weight of layer 0 where layers.0.q_proj.weight of layer 0 is wanted"
+    with pytest.raises(EngineError, match=text):
+        contents.place(never, names=("layers.0.q_proj.weight",))
+    file.close()
+
+
+def test_the_layout_names_the_tensors_of_a_checkpoint(directory: Path) -> None:
+    file = WeightsFile(only_file(directory))
+    names = [name for weight in file.layout.weights for name in weight.names]
+    assert "model.layers.7.mlp.down_proj.weight" in names
+    assert not [name for name in names if "norm" in name]  # these stay in memory
+    assert all(weight.names for weight in file.layout.weights)
+    file.close()

@@ -105,6 +105,8 @@ def test_a_shared_prefix_is_computed_once(model: Path) -> None:
         pytest.param("qwen3", "gemma3", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
         pytest.param("deepseek-v3", "mixtral", {}, marks=pytest.mark.slow),
         pytest.param("mixtral", "deepseek-v3", {}, marks=pytest.mark.slow),
+        pytest.param("qwen3-next", "qwen3", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
+        pytest.param("nemotron-h", "qwen3", {"state_checkpoint_tokens": 8}, marks=pytest.mark.slow),
     ],
 )
 def test_models_of_two_families(target: str, draft: str, options: dict[str, object], tmp_path: Path) -> None:

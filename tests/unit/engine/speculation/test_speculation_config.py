@@ -27,6 +27,7 @@ from baton.settings.values import OptionError, parse_json
         ('{"method": "eagle3", "model": "/x"}', SpeculationConfig("eagle3", model="/x")),
         ('{"method": "eagle", "model": "/x", "num_speculative_tokens": 2}', SpeculationConfig("eagle", 2, model="/x")),
         ('{"method": "mtp", "num_speculative_tokens": 1}', SpeculationConfig("mtp", 1)),
+        ('{"method": "medusa", "model": "/x"}', SpeculationConfig("medusa", model="/x")),
     ],
 )
 def test_options_are_those_of_vllm(text: str, expected: SpeculationConfig) -> None:
@@ -42,9 +43,10 @@ def test_there_is_no_speculation_by_default() -> None:
     [
         ("{}", "method is missing; the methods are ngram"),
         (
-            '{"method": "medusa"}',
-            "method 'medusa' is unknown; the methods are ngram, suffix, draft_model, eagle, eagle3, mtp",
+            '{"method": "medusae"}',
+            "method 'medusae' is unknown; the methods are ngram, suffix, draft_model, eagle, eagle3, mtp, medusa",
         ),
+        ('{"method": "medusa"}', "model is missing: it must be the directory of Medusa heads"),
         ('{"method": "eagle3"}', "model is missing: it must be the directory of an EAGLE-3 head"),
         ('{"method": "eagle", "model": ""}', "model is '', but must be the directory of an EAGLE head"),
         ('{"method": "mtp", "model": "/x"}', "model has no effect on the method mtp; remove it"),

@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
@@ -15,6 +17,7 @@ from baton.engine.speculation.price import StepCost
 from baton.engine.speculation.speculator import Speculator
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
+from tests.marks import slow_case, slow_except
 from tests.unit.engine.group_rig import Ranks
 from tests.unit.engine.speculation.free_drafts import FreeDrafts
 from tests.unit.engine.speculation.speculation_rig import (
@@ -67,8 +70,12 @@ def tokens(expected: dict[str, Outcome]) -> dict[str, list[int]]:
     return {name: outcome.token_ids for name, outcome in expected.items()}
 
 
-def test_tensor_parallel_ranks(tmp_path: Path) -> None:
-    model = make_checkpoint("llama3", tmp_path / "model")
+@pytest.mark.parametrize(
+    "architecture", slow_except(("llama3", "mamba2", "qwen3-next", "falcon-h1"), ("llama3", "mamba2"))
+)
+def test_tensor_parallel_ranks(architecture: str, tmp_path: Path) -> None:
+    """All of them advance recurrent states by the drafts that rank 0 accepts."""
+    model = make_checkpoint(architecture, tmp_path / "model")
     expected = run(engine_of(model, False), make_requests(1, 6))
     requests = copies(make_requests(1, 6))
     rig = TensorRig(model, 2, speculative_config=NGRAM, block_size=4, max_num_batched_tokens=32, max_num_seqs=8)
@@ -80,9 +87,10 @@ def test_tensor_parallel_ranks(tmp_path: Path) -> None:
         rig.close()
 
 
-def test_expert_parallel_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["mixtral", slow_case("qwen3-next")])
+def test_expert_parallel_ranks(architecture: str, tmp_path: Path) -> None:
     """Each rank has drafts of its own."""
-    model = make_checkpoint("mixtral", tmp_path / "model")
+    model = make_checkpoint(architecture, tmp_path / "model")
     names = ["rank-0", "rank-1"]
     expected = {name: tokens(run(engine_of(model, False), make_requests(place, 4))) for place, name in enumerate(names)}
     group = Ranks(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.errors import UnsupportedModel
 from baton.engine.grammar.grammar import Grammar, GrammarKind
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
@@ -15,7 +14,7 @@ from baton.engine.speculation.draft_costs import DraftCosts
 from baton.engine.speculation.lookup import LookupDrafter
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
-from tests.marks import slow_except
+from tests.marks import slow_case, slow_except
 from tests.unit.engine.grammar_rig import byte_tokenizer, schema_grammar
 from tests.unit.engine.speculation.speculation_rig import (
     OracleDrafter,
@@ -148,7 +147,23 @@ def test_grammars(seed: int, tmp_path: Path) -> None:
     assert len(accepted & constrained) >= 3
 
 
-def test_models_with_recurrent_state_refuse_drafts(tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3-next", tmp_path / "model")
-    with pytest.raises(UnsupportedModel, match="speculative_config is not supported for the recurrent layers"):
-        engine_of(model, True)
+@pytest.mark.parametrize("is_scarce", [True, slow_case(False)])
+@pytest.mark.parametrize("architecture", ["qwen3-next", *map(slow_case, ("nemotron-h", "falcon-h1", "mamba2"))])
+def test_recurrent_state_takes_no_wrong_drafts(architecture: str, is_scarce: bool, tmp_path: Path) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model")
+    draw = random.Random(2)
+    shared = draw.choices(VOCAB, k=60)
+    requests = [random_request(draw, str(number), shared) for number in range(12)]
+    options: dict[str, object] = {"state_checkpoint_tokens": 8}
+    plain = engine_of(model, False, **options, kv_cache_memory_bytes=1 << 23)
+    if is_scarce:
+        options["kv_cache_memory_bytes"] = (33 + 2 * plain.groups.num_state_blocks) * plain.layout.block_bytes
+    expected = run(plain, copies(requests))
+    engine = engine_of(model, True, **{"kv_cache_memory_bytes": 1 << 23, **options})
+    draft_always(engine, {name: outcome.token_ids for name, outcome in expected.items()}, 1)
+    assert_equal(run(engine, requests), expected)
+    counters = engine.stats().speculation
+    assert counters.num_accepted_tokens > 50
+    assert counters.num_draft_tokens - counters.num_accepted_tokens > 20
+    assert engine.scheduler.num_cached_tokens > 0 or is_scarce
+    assert (engine.scheduler.num_preemptions > 0) == is_scarce

@@ -86,6 +86,7 @@ def check_contract(store: KVStore) -> None:
     """Raise AssertionError unless an empty store does what KVStore promises."""
     keys = [key_of(number) for number in range(40)]
     assert store.count(keys) == store.count([]) == 0
+    assert store.has(keys) == [False] * 40
     assert not read(store, 0)
     for number in (*range(35), 36):
         assert store.write(key_of(number), block_of(number)) >= BLOCK_BYTES
@@ -96,6 +97,8 @@ def check_contract(store: KVStore) -> None:
         assert store.count(keys[:end]) == min(end, 35)
     assert store.count(keys) in (35, 37)  # a gap may go unnoticed
     assert store.count(keys[34:]) == 1
+    assert store.has(keys) == [number < 35 or number == 36 for number in range(40)]
+    assert store.has([]) == []
     wide = block_of(100).cast("I", (5, 50))
     assert store.write(key_of(100), wide) >= BLOCK_BYTES
     into = memoryview(bytearray(BLOCK_BYTES)).cast("d")

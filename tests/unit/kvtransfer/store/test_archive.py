@@ -6,16 +6,9 @@ from shutil import rmtree
 
 import pytest
 
-from baton.kvtransfer.store.archive import (
-    MANIFEST,
-    InvalidExport,
-    export_blocks,
-    import_blocks,
-    matching,
-    read_manifest,
-    store_folders,
-)
-from baton.kvtransfer.store.factory import FOLDER, open_store
+from baton.kvtransfer.store.archive import MANIFEST, export_blocks, import_blocks, matching, read_manifest
+from baton.kvtransfer.store.block_source import FOLDER, InvalidExport, store_folders
+from baton.kvtransfer.store.factory import open_store
 from baton.kvtransfer.store.sealed import sealed_namespace
 from baton.kvtransfer.store.usage import Count
 from tests.unit.kvtransfer.store.store_rig import FILE_BYTES, NAMESPACE, read, stored, write
@@ -45,7 +38,7 @@ def files_of(export: Path) -> list[Path]:
 def test_an_imported_block_is_the_exported_one(tmp_path: Path) -> None:
     export, target = exported(tmp_path), tmp_path / "target"
     filled(target, range(4))
-    added = import_blocks(export, [NAMESPACE], target, CAPACITY)
+    added = import_blocks(export, [NAMESPACE], str(target), CAPACITY)
     assert added.num_blocks == 6
     store = open_store(str(target), NAMESPACE, CAPACITY)
     assert all(read(store, number) for number in range(10))
@@ -63,20 +56,20 @@ def test_a_damaged_or_incomplete_export_is_refused_before_anything_is_written(tm
     content = victim.read_bytes()
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(InvalidExport, match=f"{victim.name} is damaged: its checksum is wrong"):
-        import_blocks(export, [NAMESPACE], target, CAPACITY)
+        import_blocks(export, [NAMESPACE], str(target), CAPACITY)
     victim.unlink()
     with pytest.raises(InvalidExport, match="is incomplete: it has 9 of 10 blocks"):
-        import_blocks(export, [NAMESPACE], target, CAPACITY)
+        import_blocks(export, [NAMESPACE], str(target), CAPACITY)
     victim.write_bytes(content)
     (export / MANIFEST).write_text("{")
     with pytest.raises(InvalidExport, match="is damaged"):
-        import_blocks(export, [NAMESPACE], target, CAPACITY)
+        import_blocks(export, [NAMESPACE], str(target), CAPACITY)
     (export / MANIFEST).write_text('{"version": 2, "namespaces": {}}')
     with pytest.raises(InvalidExport, match="another version than 1"):
-        import_blocks(export, [NAMESPACE], target, CAPACITY)
+        import_blocks(export, [NAMESPACE], str(target), CAPACITY)
     (export / MANIFEST).unlink()
     with pytest.raises(InvalidExport, match="is no export"):
-        import_blocks(export, [NAMESPACE], target, CAPACITY)
+        import_blocks(export, [NAMESPACE], str(target), CAPACITY)
     assert list(target.iterdir()) == []
 
 
@@ -86,7 +79,7 @@ def test_a_block_under_another_key_is_damaged(tmp_path: Path) -> None:
     second.write_bytes(first.read_bytes())
     (tmp_path / "target").mkdir()
     with pytest.raises(InvalidExport, match=f"{second.name} is damaged"):
-        import_blocks(export, [NAMESPACE], tmp_path / "target", CAPACITY)
+        import_blocks(export, [NAMESPACE], str(tmp_path / "target"), CAPACITY)
 
 
 def test_kv_of_another_model_is_refused_with_both_names(tmp_path: Path) -> None:
@@ -101,7 +94,7 @@ def test_kv_of_another_model_is_refused_with_both_names(tmp_path: Path) -> None:
 def test_an_export_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     export = exported(tmp_path)
     with pytest.raises(InvalidExport, match="but the store may hold 5000; raise its size"):
-        import_blocks(export, [NAMESPACE], tmp_path, 5000)
+        import_blocks(export, [NAMESPACE], str(tmp_path), 5000)
 
 
 def test_encrypted_blocks_stay_encrypted(tmp_path: Path) -> None:
@@ -116,7 +109,7 @@ def test_encrypted_blocks_stay_encrypted(tmp_path: Path) -> None:
     counts = export_blocks(store_folders(str(source)), tmp_path / "export")
     namespace = sealed_namespace(NAMESPACE, bytes(range(32)))
     assert counts.keys() == {namespace}
-    import_blocks(tmp_path / "export", matching(counts, [NAMESPACE], ""), target, CAPACITY)
+    import_blocks(tmp_path / "export", matching(counts, [NAMESPACE], ""), str(target), CAPACITY)
     store = open_store(str(target), NAMESPACE, CAPACITY, key_file=key_file)
     assert read(store, 1)
     store.close()
@@ -141,14 +134,14 @@ def test_an_export_that_ended_early_is_completed(tmp_path: Path) -> None:
     counts = export_blocks(store_folders(str(tmp_path / "source")), export)
     assert counts == {NAMESPACE: Count(12, 12 * FILE_BYTES)} == read_manifest(export)
     (tmp_path / "target").mkdir()
-    assert import_blocks(export, [NAMESPACE], tmp_path / "target", CAPACITY).num_blocks == 12
+    assert import_blocks(export, [NAMESPACE], str(tmp_path / "target"), CAPACITY).num_blocks == 12
 
 
 def test_a_namespace_without_a_folder_has_no_blocks(tmp_path: Path) -> None:
     export = exported(tmp_path)
     rmtree(export / FOLDER / NAMESPACE)
     with pytest.raises(InvalidExport, match="is incomplete: it has 0 of 10 blocks"):
-        import_blocks(export, [NAMESPACE], tmp_path, CAPACITY)
+        import_blocks(export, [NAMESPACE], str(tmp_path), CAPACITY)
     assert list(store_folders(str(tmp_path / "source"))[0].keys("evicted")) == []
 
 

@@ -8,6 +8,8 @@ import pytest_asyncio
 from redis import Redis
 
 from baton.kvtransfer.store import redis_store
+from baton.kvtransfer.store.archive import export_blocks, import_blocks
+from baton.kvtransfer.store.factory import open_source
 from baton.kvtransfer.store.redis_store import RedisStore
 from baton.kvtransfer.store.store import StoreUnavailable
 from baton.settings.registry_url import parse_registry_url
@@ -144,3 +146,22 @@ async def test_the_password_is_in_a_file_and_in_no_message(tmp_path: Path) -> No
             read(wrong, 0)
         assert "wr0ng" not in str(caught.value)
         wrong.close()
+
+
+def test_an_export_of_a_server_is_imported_into_another_namespace(
+    store: RedisStore, server: RedisServer, client: Redis, tmp_path: Path
+) -> None:
+    """Damaged blocks are left out, and so are those of other clusters on the server."""
+    write(store, *range(4))
+    client.setrange(f"baton:default:kv:{NAMESPACE}:{key_of(3).hex()}", 50, b"damage")
+    client.set(f"baton:default:kv:{NAMESPACE}:no-block", b"x")
+    client.set(f"baton:other:kv:else:{key_of(0).hex()}", b"x")
+    counts = export_blocks(open_source(server.url), tmp_path / "export")
+    assert {name: count.num_blocks for name, count in counts.items()} == {NAMESPACE: 3}
+    url = f"{server.url}?namespace=second"
+    assert import_blocks(tmp_path / "export", [NAMESPACE], url, 1, ttl_s=60).num_blocks == 3
+    assert import_blocks(tmp_path / "export", [NAMESPACE], url, 1, ttl_s=60).num_blocks == 0
+    second = RedisStore(parse_registry_url(url), NAMESPACE)
+    assert all(read(second, number) for number in range(3))
+    second.close()
+    assert 0 < client.ttl(NAME.replace("default", "second")) <= 60

@@ -8,7 +8,10 @@ import pytest
 from obstore.store import S3Store as Bucket
 
 from baton.deployment.local.ports import free_ports
-from baton.kvtransfer.store.s3_store import BucketAddress, S3Store
+from baton.kvtransfer.store.archive import export_blocks, import_blocks
+from baton.kvtransfer.store.bucket_address import BucketAddress
+from baton.kvtransfer.store.factory import open_source
+from baton.kvtransfer.store.s3_store import S3Store
 from baton.kvtransfer.store.store import StoreUnavailable
 from tests.s3_server import BUCKET, CREDENTIALS, HOST, s3_server
 from tests.unit.kvtransfer.store.store_rig import (
@@ -121,3 +124,16 @@ def test_a_server_that_is_gone_is_unavailable(tmp_path: Path) -> None:
             act()
     store.close()
     assert open_descriptors() <= before + 8  # of its threads, whose pool stays
+
+
+def test_an_export_of_a_bucket_is_imported_into_another(endpoint: str, tmp_path: Path) -> None:
+    url = f"s3://{BUCKET}/%s?endpoint={endpoint}&region={REGION}"
+    store = S3Store(address(endpoint, "first/kv"), NAMESPACE)
+    write(store, *range(3))
+    store.close()
+    counts = export_blocks(open_source(url % "first/kv"), tmp_path / "export")
+    assert {name: count.num_blocks for name, count in counts.items()} == {NAMESPACE: 3}
+    assert import_blocks(tmp_path / "export", [NAMESPACE], url % "second", 1).num_blocks == 3
+    store = S3Store(address(endpoint, "second"), NAMESPACE)
+    assert all(read(store, number) for number in range(3))
+    store.close()

@@ -1,5 +1,6 @@
 """Pins through the real router and simulated workers, whose blocks and schedulers are real."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.router.config import RouterConfig
+from baton.router.pins.placement import Placement
 from baton.settings.values import OptionError
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.pins.pins_rig import PINS, PREFIX, complete, headers_of, held, pin, pins, serving, until
@@ -180,6 +182,33 @@ async def test_the_servers_prefixes_are_pinned_on_all_workers_that_compute_promp
         body = {"prompt": file.read_text() + "Why?", "max_tokens": 2}
         headers = headers_of("sk-a", "remote")
         answer = (await router.http.post("/v1/completions", json=body, headers=headers)).json()
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_the_router_is_ready_once_its_prefixes_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the first request would compute the prefix, although the server has started."""
+    may_place, place_at = asyncio.Event(), Placement.place_at
+
+    async def place_later(self: Placement, *args: Any) -> None:
+        await may_place.wait()
+        await place_at(self, *args)
+
+    monkeypatch.setattr(Placement, "place_at", place_later)
+    file = tmp_path / "system.txt"
+    file.write_text("You answer in verse. " * 40)
+    async with serving("both", pin_prefix=(str(file),)) as (router, (worker,)):
+        refused = await router.http.get("/ready")
+        assert refused.status_code == 503
+        assert "computing the prefixes of pin_prefix" in refused.text
+        may_place.set()
+
+        async def is_ready() -> bool:
+            return (await router.http.get("/ready")).status_code == 200
+
+        await until(is_ready)
+        assert held(worker) > 0
+        body = {"prompt": file.read_text() + "Why?", "max_tokens": 2}
+        answer = (await router.http.post("/v1/completions", json=body)).json()
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baton.router.errors import NoWorker
-from baton.router.policy.cluster import ImpossiblePlan, PlanKind, RoutedRequest
+from baton.router.policy.cluster import ImpossiblePlan, PlanKind, RoutedRequest, WorkerSnapshot
 from baton.router.policy.named_policies import LeastLoadedPolicy, RoundRobinPolicy, make_policy
 from baton.router.policy.policy import MAX_DECODERS, CostPolicy, chance
 from baton.router.policy.targets import Targets
@@ -54,15 +54,34 @@ def test_colocated_workers_prefill_for_decode_workers() -> None:
     assert names(COST(request(2000), cluster(both("b1"), both("b2", requests=9))))[1] is None  # nobody else decodes
 
 
+def busy_with_prompts(name: str) -> WorkerSnapshot:
+    """A colocated worker whose prompts leave too little of its time for decoding."""
+    return replace(both(name, requests=1, queued=300), prompt_share=0.6)
+
+
 def test_colocated_workers_decode_if_decode_workers_are_full() -> None:
     promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
     roomy = worker("d", requests=60, max_num_seqs=99)  # 16 ms of the 20
-    assert names(promised(request(2000), cluster(roomy, both("b")))) == ("d", "b", None)
+    assert names(promised(request(2000), cluster(roomy, busy_with_prompts("b")))) == ("d", "b", None)
     full = worker("d", requests=86, max_num_seqs=99)  # 18.6 ms of the 20
     assert names(promised(request(2000), cluster(full, both("b")))) == ("b", None, None)
-    assert names(promised(request(2000), cluster(full, worker("e", requests=3), both("b"))))[0] == "e"
+    assert names(promised(request(2000), cluster(full, worker("e", requests=3), busy_with_prompts("b"))))[0] == "e"
     assert names(COST(request(2000), cluster(full, both("b"))))[0] == "d"  # nothing is promised
     assert names(COST(request(2000), cluster(worker("d", requests=99, max_num_seqs=99), both("b"))))[0] == "b"
+
+
+def test_colocated_workers_decode_while_their_prompts_leave_room() -> None:
+    """Short outputs have less room: a prompt in between is most of their time."""
+    promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
+    decode, idle = worker("d", requests=60, max_num_seqs=99), both("b", requests=1)
+    shared = replace(idle, prompt_share=0.3)
+    short = replace(request(2000), mean_output_tokens=100.0, typical_output_tokens=(8.0, 20.0, 100.0, 272.0))
+    assert names(promised(request(2000), cluster(decode, idle)))[0] == "b"
+    assert names(promised(request(2000), cluster(decode, shared)))[0] == "b"
+    assert names(promised(short, cluster(decode, idle)))[0] == "b"
+    assert names(promised(short, cluster(decode, shared))) == ("d", "b", None)
+    assert names(promised(short, cluster(decode, replace(shared, num_requests=0)))) == ("d", "b", None)  # for a moment
+    assert names(COST(request(2000), cluster(decode, idle))) == ("d", "b", None)  # nothing is promised
 
 
 def test_colocated_workers_decode_if_the_kv_of_decode_workers_is_nearly_full() -> None:
@@ -97,7 +116,7 @@ def test_even_hopeless_prompts_avoid_the_longest_prefill_queue() -> None:
     for queued in (5_000, 50_000, 500_000):
         snapshot = cluster(worker("d", requests=30), prefill("p", requests=9, queued=queued))
         assert names(promised(request(2000), snapshot))[1] is None
-    two = cluster(worker("d", requests=30), prefill("p", requests=9, queued=60_000), both("b", requests=1, queued=300))
+    two = cluster(worker("d", requests=30), prefill("p", requests=9, queued=60_000), busy_with_prompts("b"))
     assert names(promised(request(2000), two))[1] == "b"
 
 

@@ -94,7 +94,9 @@ def test_a_long_prompt_waits_where_it_would_be_computed_among_short_answers() ->
     """Behind two prompts at the worker of both roles it is late by little; at the decode worker short answers that come
     meanwhile would be lost.
     """
-    workers = cluster(replace(both("b", requests=2, queued=2800), num_prefills=2), worker("d", requests=3))
+    workers = cluster(
+        replace(both("b", requests=2, queued=2800), num_prefills=2, prompt_share=0.9), worker("d", requests=3)
+    )
     model = CostModel(targets=Targets(ttft_s=0.7, tpot_s=0.02))
     long_prompt = replace(request(1500), mean_output_tokens=100.0)
     all_alike = choose(replace(long_prompt, typical_output_tokens=(100.0,)), workers, model)
@@ -176,7 +178,9 @@ def test_an_early_first_token_is_worth_no_more_than_other_early_tokens() -> None
     price = Price(ttft_s=1.0, harm_s=0.0, evicted_s=0.0, unfair_s=0.0)
     assert CostModel().cost(price) == 1.0
     assert CostModel(targets=TARGETS).cost(price) == SLOPE
-    workers = cluster(replace(both("b", requests=1, queued=1500), num_prefills=1), worker("d", requests=8))
+    workers = cluster(
+        replace(both("b", requests=1, queued=1500), num_prefills=1, prompt_share=0.9), worker("d", requests=8)
+    )
     promised = Targets(ttft_s=0.7, tpot_s=0.0135)
     short_prompt = replace(request(300), mean_output_tokens=100.0, typical_output_tokens=(8.0, 8.0, 192.0, 192.0))
     assert choose(short_prompt, workers, CostModel()).prefill is None

@@ -186,6 +186,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer, worker_pb2_grpc.DecodeServi
             peer_transports={"peer-1": "shared_memory: one host"},
             completed_handovers=[worker_pb2.TransportHandovers(transport="tcp", num_bytes=64)],
             tiers=[worker_pb2.KVTier(name="host", num_blocks=7, saved_blocks=9)],
+            weights_offload=worker_pb2.OffloadedWeights(stored_bytes=1 << 30, expert_hits=3, expert_misses=1),
         )
         load.MergeFrom(self.load)
         return load

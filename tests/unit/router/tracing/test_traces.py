@@ -1,6 +1,7 @@
 """One request is one trace over router, decode worker, prefill worker and transfer, also if a worker dies."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -271,12 +272,30 @@ async def test_the_share_of_sampled_traces_and_the_parents_decision() -> None:
 
 
 async def test_histograms_have_exemplars_of_sampled_requests() -> None:
-    async with grpc_collector() as collector, traced_cluster(collector.endpoint, "both") as cluster:
+    accept = {"accept": "application/openmetrics-text"}
+    page = ""
+    async with (
+        grpc_collector() as collector,
+        traced_cluster(collector.endpoint, "prefill", "decode") as cluster,
+        asyncio.timeout(60),
+    ):
         await complete(cluster, {"traceparent": TRACEPARENT})
-        accept = {"accept": "application/openmetrics-text"}
-        page = (await cluster.router.http.get("/metrics", headers=accept)).text
+        while "handover_seconds" not in page:  # the decode worker reports it a moment later
+            page = (await cluster.router.http.get("/metrics", headers=accept)).text
         plain = (await cluster.router.http.get("/metrics")).text
-    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
-        lines = [line for line in page.splitlines() if f"{name}_bucket" in line and TRACE_ID in line]
-        assert len(lines) == 1
+    marked = [line.partition("_bucket")[0] for line in page.splitlines() if TRACE_ID in line]
+    assert Counter(marked) == {
+        "baton:time_to_first_token_seconds": 1,
+        "baton:e2e_request_latency_seconds": 1,
+        "baton:handover_seconds": 4,  # its phases
+    }
     assert TRACE_ID not in plain
+
+
+async def test_handovers_of_a_trace_that_is_not_exported_have_no_exemplar() -> None:
+    page = ""
+    async with traced_cluster(None, "prefill", "decode") as cluster, asyncio.timeout(60):
+        await complete(cluster, {"traceparent": TRACEPARENT})
+        while "handover_seconds" not in page:
+            page = (await cluster.router.http.get("/metrics", headers={"accept": "application/openmetrics-text"})).text
+    assert TRACE_ID not in page

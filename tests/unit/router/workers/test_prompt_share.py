@@ -14,12 +14,15 @@ def test_it_is_averaged_over_the_last_seconds() -> None:
     share.note(5000, 1000.0, 10.0)  # the worker was there before
     assert share.value == 0.0
     share.note(5500, 1000.0, 11.0)
-    assert share.value == pytest.approx(0.5 * (1 - exp(-1 / SPAN_S)))
-    for second in range(12, 100):
-        share.note(5500 + 500 * (second - 11), 1000.0, float(second))
+    assert share.value == pytest.approx(0.5)  # of all the time that is known
+    share.note(5500, 1000.0, 11.0 + SPAN_S)
+    first, second = (1 - exp(-1 / SPAN_S)) * exp(-1), 1 - exp(-1)
+    assert share.value == pytest.approx(0.5 * first / (first + second))
+    for number in range(1, 90):
+        share.note(5500 + 500 * number, 1000.0, 11.0 + SPAN_S + number)
     assert share.value == pytest.approx(0.5)
-    share.note(share_end := 5500 + 500 * 88, 1000.0, 99.0)  # at the same moment
-    share.note(share_end, 1000.0, 99.0 + 10 * SPAN_S)
+    share.note(share_end := 5500 + 500 * 90, 1000.0, 100.0 + SPAN_S)  # at the same moment
+    share.note(share_end, 1000.0, 100.0 + 11 * SPAN_S)
     assert share.value == pytest.approx(0.0, abs=1e-4)
 
 

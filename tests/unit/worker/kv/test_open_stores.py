@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from baton.engine.attention.span import AttentionSpan
 from baton.engine.config import EngineConfig
 from baton.engine.kv.groups import KVGroups
+from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.store import shared_memory_directory
 from baton.settings.values import OptionError
 from baton.worker.base import NO_STORES, Stores
@@ -25,9 +25,12 @@ def config(**options: Any) -> WorkerConfig:
     return WorkerConfig(role="both", worker_id="worker", engine=ENGINE, **options)
 
 
-def opened(options: WorkerConfig, counters: WorkerCounters, groups: KVGroups | None = None) -> Stores:
+def opened(options: WorkerConfig, counters: WorkerCounters) -> Stores:
     host = SimpleNamespace(
-        kv_groups=groups or KVGroups(16), origin=SimpleNamespace(fingerprint="3-abc"), config=options.engine
+        kv_groups=KVGroups(16),
+        origin=SimpleNamespace(fingerprint="3-abc"),
+        config=options.engine,
+        ranks=SimpleNamespace(parts=PartGroup(1, 1)),
     )
     return open_stores(options, cast(Any, host), torch.zeros(4, 64), counters)
 
@@ -78,19 +81,16 @@ def test_a_store_that_cannot_be_opened_leaves_none_open(
     assert not list(host_memory.iterdir())
 
 
-def test_a_model_with_windows_is_refused(tmp_path: Path) -> None:
-    """Also if all its layers have the same one, so that it has a single KV group."""
-    groups = KVGroups(16, (AttentionSpan(64),))
-    with pytest.raises(OptionError, match="nor hybrid_kv_cache yet; leave them out"):
-        opened(config(kv_disk=str(tmp_path)), WorkerCounters(), groups)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"kv_disk": "redis://u:p@host"}, r"^kv_disk: redis:// is not a directory; set a path, or kv_store for"),
+        (
+            {"kv_disk": "kv", "kv_store": "./x/../kv"},
+            "^kv_store: ./x/../kv is the directory of kv_disk, too; leave out",
+        ),
+        ({"kv_disk": "/kv/", "kv_store": "file:///kv"}, "^kv_store: /kv is the directory of kv_disk, too; leave out"),
         ({"kv_store_key_file": "key"}, "^kv_store_key_file: nothing to encrypt; set kv_disk or kv_store too"),
-        ({"kv_disk": "kv", "tensor_parallel": 2}, "do not support tensor_parallel yet; leave them out"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:

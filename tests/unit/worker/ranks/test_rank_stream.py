@@ -24,6 +24,7 @@ from baton.worker.ranks.first_rank import FirstRankService
 from baton.worker.ranks.follower import _sigterm_to_end
 from baton.worker.ranks.hello import hello_of
 from baton.worker.ranks.rank_commands import RankCommands
+from baton.worker.ranks.rank_saver import RankSaver
 from baton.worker.ranks.ranks import Ranks
 from baton.worker.ranks.remote_rank import RemoteRank
 from baton.worker.ranks.worker_ranks import WorkerRanks, follower_ranks
@@ -68,7 +69,7 @@ async def first_rank(directory: Path) -> AsyncIterator[tuple[grpc.aio.Server, gr
 
 async def test_a_rank_that_waits_for_the_first_one_can_be_ended(tmp_path: Path) -> None:
     async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"unix:{tmp_path}/missing") as channel:
-        commands = RankCommands(hello(1), Loading(), ScriptedAdapters())
+        commands = RankCommands(hello(1), Loading(), ScriptedAdapters(), RankSaver())
         following = asyncio.create_task(commands.follow(channel, "0", 600))
         await asyncio.sleep(0.05)  # for the call to begin
         await commands.close()
@@ -78,7 +79,7 @@ async def test_a_rank_that_waits_for_the_first_one_can_be_ended(tmp_path: Path) 
 
 async def test_a_refused_rank_ends_with_the_reason(tmp_path: Path) -> None:
     async with first_rank(tmp_path) as (_, channel, follower):
-        commands = RankCommands(hello(1, tensor_parallel="4"), Loading(), ScriptedAdapters())
+        commands = RankCommands(hello(1, tensor_parallel="4"), Loading(), ScriptedAdapters(), RankSaver())
         with pytest.raises(PlainError, match="first rank at 0 refuses this one: tensor_parallel is '4' on rank 1"):
             await commands.follow(channel, "0", WAIT_S)
         assert not commands.is_followed
@@ -89,7 +90,7 @@ async def test_the_end_of_the_first_rank_ends_a_load(tmp_path: Path) -> None:
     async with first_rank(tmp_path) as (server, channel, follower):
         loading = Loading()
         following = asyncio.create_task(
-            RankCommands(hello(1), loading, ScriptedAdapters()).follow(channel, "0", WAIT_S)
+            RankCommands(hello(1), loading, ScriptedAdapters(), RankSaver()).follow(channel, "0", WAIT_S)
         )
         await follower.connected.wait()
         follower.join("here:1")
@@ -104,7 +105,7 @@ async def test_the_end_of_a_worker_in_order_ends_a_load_in_order(tmp_path: Path)
     async with first_rank(tmp_path) as (_, channel, follower):
         loading = Loading()
         following = asyncio.create_task(
-            RankCommands(hello(1), loading, ScriptedAdapters()).follow(channel, "0", WAIT_S)
+            RankCommands(hello(1), loading, ScriptedAdapters(), RankSaver()).follow(channel, "0", WAIT_S)
         )
         await follower.connected.wait()
         follower.join("here:1")
@@ -143,7 +144,7 @@ async def worker_with_a_follower(model: Path) -> AsyncIterator[tuple[WorkerRanks
     engine = EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20)
     config = WorkerConfig(role="decode", worker_id="w", engine=engine, tensor_parallel=2, nnodes=2, master_port=port)
     async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        commands = RankCommands(hello_of(config, 1), Loading(), ScriptedAdapters())
+        commands = RankCommands(hello_of(config, 1), Loading(), ScriptedAdapters(), RankSaver())
         following = asyncio.create_task(commands.follow(channel, "0", WAIT_S))
         try:
             async with follower_ranks(config, Plaintext(), ProgressReporter(None), lambda: None) as ranks:

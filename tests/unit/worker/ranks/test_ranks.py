@@ -1,6 +1,7 @@
 """Receives, block reports and clearing on two ranks of a worker, with a real stream to the second one."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,10 +20,15 @@ from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, Tra
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
 from baton.protos import rank_pb2, rank_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
+from baton.worker.kv.rank_stores import RankStores
+from baton.worker.kv.stored_keys import shard_keys
+from baton.worker.kv.tier import Tier
 from baton.worker.ranks.first_rank import FirstRankService
 from baton.worker.ranks.rank_commands import RankCommands
+from baton.worker.ranks.rank_saver import RankSaver
 from baton.worker.ranks.ranks import Ranks
 from baton.worker.ranks.remote_rank import RemoteRank
+from tests.unit.worker.kv.tiers.tier_rig import DictStore
 from tests.unit.worker.ranks.scripted_adapters import ScriptedAdapters
 
 NUM_BLOCKS, NUM_PARTS, WORDS = 8, 4, 16
@@ -46,6 +52,7 @@ class Worker:
     commands: RankCommands
     following: asyncio.Task[None]
     adapters: ScriptedAdapters  # of the second rank
+    store: DictStore  # of the second rank
 
     def reported(self, blocks: list[int]) -> list[int]:
         """Return the peer's checksums: all of its first rank, then of the next."""
@@ -87,7 +94,9 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
     rank_pb2_grpc.add_FirstRankServicer_to_server(FirstRankService(hello(0), [follower]), server)
     channel = grpc.aio.insecure_channel(f"unix:{directory}/0")
     adapters = ScriptedAdapters()
-    commands = RankCommands(hello(1), load, adapters)
+    saver, store = RankSaver(), DictStore()
+    saver.open(RankStores(second_pool, [Tier(store)], PartGroup(NUM_PARTS, 2), 1))
+    commands = RankCommands(hello(1), load, adapters, saver)
     following = asyncio.create_task(commands.follow(channel, "0", WAIT_S))
     server.add_insecure_port(f"unix:{directory}/0")  # the follower connects before the first rank listens
     await server.start()
@@ -120,11 +129,13 @@ async def worker(directory: Path) -> AsyncIterator[Worker]:
             commands,
             following,
             adapters,
+            store,
         )
     finally:
         await follower.close()
         await commands.close()
         await asyncio.gather(following, return_exceptions=True)
+        await saver.close()
         await channel.close()
         await server.stop(None)
 
@@ -307,3 +318,62 @@ async def test_adapters_are_read_and_dropped(tmp_path: Path) -> None:
         await it.follower.read_adapter(3, "b", "here")  # commands are executed in order
         assert it.adapters.events == [("a at here", 2), ("dropped", 2), ("b at here", 3)]
         assert it.lost == []
+
+
+KEYS = [bytes([number]) * 16 for number in range(3)]
+
+
+async def saved(it: Worker) -> None:
+    """Have the second rank save its shards of blocks 4, 1 and 6, of which the second was evicted meanwhile."""
+    it.pools[1].random_(0, 1 << 30)
+    save = it.follower.save_stored([4, 1, 6])
+    await save.copied()
+    await save.write([KEYS[0], KEYS[2]], [0, 2])
+    while len(it.store.blocks) < 4:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_rank_saves_and_fetches_its_shards(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        await saved(it)
+        second = range(NUM_PARTS // 2, NUM_PARTS)
+        assert it.store.blocks.keys() == set(shard_keys([KEYS[0], KEYS[2]], second, NUM_PARTS))
+        expected = it.pools[1].clone()
+        expected[[7, 0]] = expected[[4, 6]]
+        fetch = it.follower.fetch_stored([0, 0], [KEYS[0], KEYS[2]], [7, 0])
+        await fetch.ended
+        assert fetch.num_read == 2
+        assert torch.equal(it.pools[1], expected)
+        fetch = it.follower.fetch_stored([0, 0, 0], [KEYS[0], KEYS[1], KEYS[2]], [1, 2, 3])
+        await fetch.ended  # the second is missing
+        assert fetch.num_read == 1
+
+
+async def test_a_cleared_fetch_writes_no_more(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        await saved(it)
+        last = shard_keys([KEYS[2]], range(NUM_PARTS - 1, NUM_PARTS), NUM_PARTS)[0]
+        hang = it.store.hangs_at[last] = threading.Event()
+        fetch = it.follower.fetch_stored([0, 0], [KEYS[0], KEYS[2]], [7, 0])
+        while fetch.num_read < 1:
+            await asyncio.sleep(0.01)
+        await it.ranks.clear([7, 0], [0])
+        wiped = it.pools[1].clone()
+        hang.set()
+        while not it.store.reads.count(last):
+            await asyncio.sleep(0.01)
+        assert torch.equal(it.pools[1], wiped)
+        assert not wiped[0].any()
+
+
+async def test_a_lost_rank_ends_its_fetches_and_saves(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        await saved(it)
+        hang = it.store.hangs_at[shard_keys([KEYS[0]], range(2, 3), NUM_PARTS)[0]] = threading.Event()
+        fetch = it.follower.fetch_stored([0], [KEYS[0]], [7])
+        await it.commands.close()
+        with pytest.raises(PeerLost):
+            await fetch.ended
+        with pytest.raises(PeerLost):
+            await it.follower.save_stored([1]).copied()
+        hang.set()

@@ -18,13 +18,14 @@ from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.base import PoolIdentity
 from baton.kvtransfer.factory import create_transport
 from baton.kvtransfer.shared_memory.pool import SharedPool
-from baton.kvtransfer.store.pool_blocks import PoolBlocks
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
 from baton.worker.drain import Drain
 from baton.worker.engine_host import EngineHost
+from baton.worker.kv.rank_stores import RankStores
 from baton.worker.kv.receives import KVReceives
+from baton.worker.kv.stored_fetch import StoredFetch
 from baton.worker.kv.tier import Tier
-from baton.worker.kv.tiers import KVTiers, StoredFetch
+from baton.worker.kv.tiers import KVTiers
 
 BLOCK_SIZE = 16
 PROMPT = list(range(5, 5 + 10 * BLOCK_SIZE + 3))
@@ -55,6 +56,10 @@ class DictStore:
         if self.lookups_hang is not None:
             self.lookups_hang.wait()
         return len(list(itertools.takewhile(self.blocks.__contains__, keys)))
+
+    def has(self, keys: Sequence[Key]) -> list[bool]:
+        self.num_lookups += 1
+        return [key in self.blocks for key in keys]
 
     def read(self, key: Key, into: memoryview) -> bool:
         self.reads.append(key)
@@ -92,16 +97,18 @@ class DictStore:
 class Rig:
     """An engine with tiers, and the requests that it runs."""
 
-    def __init__(self, model: Path, *stores: DictStore) -> None:
+    def __init__(self, model: Path, *stores: DictStore, **options: Any) -> None:
+        """`options`: of the engine."""
         self._memory = SharedPool()
         self.engine = Engine(
-            EngineConfig(model=str(model), kv_cache_memory_bytes=1 << 20, num_threads=1), self._memory.allocate
+            EngineConfig(**{"model": str(model), "kv_cache_memory_bytes": 1 << 20, "num_threads": 1} | options),
+            self._memory.allocate,
         )
         identity = PoolIdentity(uuid.uuid4().hex, self.engine.fingerprint)
         self._transport = create_transport("shared_memory", identity, self._memory, "127.0.0.1")
         self.host = EngineHost(self.engine, self._transport)
         self.tiers = [Tier(store) for store in stores]
-        self.stores = KVTiers(self.host, PoolBlocks(self.engine.pool), self.tiers)
+        self.stores = KVTiers(self.host, RankStores(self.engine.pool, self.tiers, self.host.ranks.parts))
         self.fills = KVReceives(self.host, Drain())
         self.received: list[int] = []
         self._fetches: dict[RequestId, tuple[Request, StoredFetch]] = {}

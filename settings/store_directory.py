@@ -1,0 +1,15 @@
+"""The directory that the URL of a KV store names."""
+
+from urllib.parse import unquote, urlsplit
+
+from baton.settings.values import OptionError
+
+
+def store_directory(url: str) -> str | None:
+    """Return the path of a store in a directory; None for one at a server. Raises OptionError."""
+    if not url.startswith("file://"):
+        return None if "://" in url else url
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.query or parts.fragment:
+        raise OptionError("KV store: a file:// URL is file:///PATH")
+    return unquote(parts.path)
