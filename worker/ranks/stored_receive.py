@@ -32,7 +32,12 @@ class StoredReceive:
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        reading, num_sent = run_in_thread("kv-fetch", self._read.run), 0
+        try:
+            reading, num_sent = run_in_thread("kv-fetch", self._read.run), 0
+        except RuntimeError as error:  # the process has as many threads as it may
+            logger.warning("a fetch of stored KV failed: %s", error)
+            self._send(rank_pb2.ReceiveProgress(has_ended=True))
+            return
         try:
             while not reading.done():
                 await asyncio.wait((reading,), timeout=CHECK_S)
@@ -45,6 +50,6 @@ class StoredReceive:
                 logger.warning("a fetch of stored KV failed: %s", error, exc_info=None if known else error)
         finally:
             num_read = self._read.abandon()
-            if not reading.done():
+            if num_read < len(self._tiers):
                 self._tiers[num_read].give_up(reading)
             self._send(rank_pb2.ReceiveProgress(num_read=num_read, has_ended=True))
