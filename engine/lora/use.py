@@ -11,7 +11,8 @@ class AdapterUse:
     """Adapters of the requests that have not ended, and the places of the batch for adapters: `max_loras`.
 
     An adapter has a place while one of its requests is in the batch. It keeps the place when they are preempted, and
-    gets it before the first one is admitted if its matrices must be read, or if others pass that request. Adapters with a place never leave memory.
+    gets it before the first one is admitted if its matrices must be read, or if others pass that request. Adapters
+    with a place never leave memory.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class Admission:
 
         Remote prefills need no tokens of the step, and join the batch only after their KV has arrived. They pass
         requests for which the step has no tokens left, as long as these still find their blocks, places and adapters
-        afterwards. Requests that receive only a prefix pass none: the rest of their prompts takes tokens of later steps.
+        afterwards. Those that receive only a prefix pass none: the rest of their prompts takes tokens of later steps.
         Requests that cannot be sampled yet, because their grammar is being compiled, get at most half of the batch; the
         rest of them wait and hold up no other request. Those without room for their adapter in the batch hold up only
         others with adapters, and those whose adapter is being read hold up none.

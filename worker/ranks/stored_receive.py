@@ -45,9 +45,9 @@ class StoredReceive:
                 if num_read > num_sent and not reading.done():
                     num_sent = num_read
                     self._send(rank_pb2.ReceiveProgress(num_read=num_read))
-            if (error := reading.exception()) is not None:
-                known = isinstance(error, StoreUnavailable | TransferError)
-                logger.warning("a fetch of stored KV failed: %s", error, exc_info=None if known else error)
+            if (failure := reading.exception()) is not None:
+                known = isinstance(failure, StoreUnavailable | TransferError)
+                logger.warning("a fetch of stored KV failed: %s", failure, exc_info=None if known else failure)
         finally:
             num_read = self._read.abandon()
             if num_read < len(self._tiers):
