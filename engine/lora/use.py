@@ -11,7 +11,8 @@ class AdapterUse:
     """Adapters of the requests that have not ended, and the places of the batch for adapters: `max_loras`.
 
     An adapter has a place while one of its requests is in the batch. It keeps the place when they are preempted, and
-    gets it before the first one is admitted if its matrices must be read. Adapters with a place never leave memory.
+    gets it before the first one is admitted if its matrices must be read, or if others pass that request. Adapters
+    with a place never leave memory.
     """
 
     def __init__(
@@ -62,6 +63,11 @@ class AdapterUse:
         self._reserved.add(number)
         self._on_missing(number)
         return number in self._memory
+
+    def reserve(self, request: Request) -> None:
+        """Keep a place for a request that may start, and that others pass."""
+        if request.adapter_number and request.adapter_number not in self._admitted:
+            self._reserved.add(request.adapter_number)
 
     def admit(self, request: Request) -> None:
         """Count an admitted request, and set which matrices it uses; see `may_start`."""

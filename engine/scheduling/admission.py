@@ -37,7 +37,8 @@ class Admission:
         """Admit waiting requests in order, each with blocks for all its tokens, so that none starves.
 
         Remote prefills need no tokens of the step, and join the batch only after their KV has arrived. They pass
-        requests for which the step has no tokens left, as long as these still find their blocks and places afterwards.
+        requests for which the step has no tokens left, as long as these still find their blocks, places and adapters
+        afterwards. Those that receive only a prefix pass none: the rest of their prompts takes tokens of later steps.
         Requests that cannot be sampled yet, because their grammar is being compiled, get at most half of the batch; the
         rest of them wait and hold up no other request. Those without room for their adapter in the batch hold up only
         others with adapters, and those whose adapter is being read hold up none.
@@ -57,14 +58,14 @@ class Admission:
                 if num_unready >= self._batch_seqs // 2:
                     schedule.leaves_waiting = True
                     continue
-            if not request.receives_kv:
-                if len(self._running) >= self._batch_seqs:
-                    return
-                if num_passed or remaining.limit_for(request) == 0:
-                    schedule.leaves_waiting = True
-                    num_passed += 1
-                    num_passed_blocks += self._num_blocks(request)
-                    continue
+            if not request.receives_kv and len(self._running) >= self._batch_seqs:
+                return
+            if self._must_wait(request, remaining, num_passed):
+                schedule.leaves_waiting = True
+                self._adapters.reserve(request)
+                num_passed += 1
+                num_passed_blocks += self._num_blocks(request)
+                continue
             if not self._take_blocks(request, num_passed_blocks):
                 return
             self._begin(request, is_ready, schedule, remaining)
@@ -75,6 +76,12 @@ class Admission:
     def _num_places(self) -> int:
         """Places of the batch that neither a running request has, nor one whose KV is being received."""
         return self._batch_seqs - len(self._running) - len(self._blocks.fills)
+
+    def _must_wait(self, request: Request, remaining: RemainingBudget, num_passed: int) -> bool:
+        """Return whether a request waits for tokens of a later step, or behind those that do."""
+        if request.receives_kv:
+            return num_passed > 0 and not request.receives_whole
+        return num_passed > 0 or remaining.limit_for(request) == 0
 
     def _num_blocks(self, request: Request) -> int:
         """Return an upper bound on the blocks of each KV group that the request needs."""

@@ -34,6 +34,7 @@ class SimulatedRequest:
             cache_salt=self.cache_salt,
             priority=self.priority,
             receives_kv=receives_kv,
+            receives_whole=receives_kv,
             keep_blocks=keep_blocks,
         )
 

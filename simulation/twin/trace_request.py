@@ -35,6 +35,7 @@ class TraceRequest:
             num_prompt_tokens=self.num_prompt_tokens,
             sampling=SamplingParams(max_tokens=max_tokens),
             receives_kv=receives_kv,
+            receives_whole=receives_kv,
             keep_blocks=keep_blocks,
             block_hashes=self.block_hashes(),
         )

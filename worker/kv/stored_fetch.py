@@ -140,11 +140,12 @@ class StoredFetch:
 
     async def _fetch(self, keys: Sequence[Key], blocks: Sequence[BlockId]) -> None:
         started_at_s = time.monotonic()
-        own = self._own = OwnFetch(self._stores.read(self._tiers, keys, blocks))
+        read = self._stores.read(self._tiers, keys, blocks)
+        numbers = {id(tier): number for number, tier in enumerate(self._stores.tiers)}
+        tiers = [numbers[id(tier)] for tier in self._tiers]
+        self._others = [each.fetch_stored(tiers, keys, blocks) for each in self._followers]
+        own = self._own = OwnFetch(read)  # the last: no block counts as fetched unless all ranks fetch it
         try:
-            numbers = {id(tier): number for number, tier in enumerate(self._stores.tiers)}
-            tiers = [numbers[id(tier)] for tier in self._tiers]
-            self._others = [each.fetch_stored(tiers, keys, blocks) for each in self._followers]
             await self._wait(started_at_s)
         finally:
             own.read.abandon()  # the other ranks' fetches end when the blocks are cleared

@@ -32,7 +32,12 @@ class StoredReceive:
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        reading, num_sent = run_in_thread("kv-fetch", self._read.run), 0
+        try:
+            reading, num_sent = run_in_thread("kv-fetch", self._read.run), 0
+        except RuntimeError as error:  # the process has as many threads as it may
+            logger.warning("a fetch of stored KV failed: %s", error)
+            self._send(rank_pb2.ReceiveProgress(has_ended=True))
+            return
         try:
             while not reading.done():
                 await asyncio.wait((reading,), timeout=CHECK_S)
@@ -40,11 +45,11 @@ class StoredReceive:
                 if num_read > num_sent and not reading.done():
                     num_sent = num_read
                     self._send(rank_pb2.ReceiveProgress(num_read=num_read))
-            if (error := reading.exception()) is not None:
-                known = isinstance(error, StoreUnavailable | TransferError)
-                logger.warning("a fetch of stored KV failed: %s", error, exc_info=None if known else error)
+            if (failure := reading.exception()) is not None:
+                known = isinstance(failure, StoreUnavailable | TransferError)
+                logger.warning("a fetch of stored KV failed: %s", failure, exc_info=None if known else failure)
         finally:
             num_read = self._read.abandon()
-            if not reading.done():
+            if num_read < len(self._tiers):
                 self._tiers[num_read].give_up(reading)
             self._send(rank_pb2.ReceiveProgress(num_read=num_read, has_ended=True))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.config import EngineConfig
 from baton.engine.kv.block_manager import BlockManager
+from baton.engine.lora.use import AdapterUse
 from baton.engine.outputs import RequestOutput, SampledToken
 from baton.engine.request import FinishReason, FinishRule, Request, RequestId, RequestStatus
 from baton.engine.sampling.params import SamplingParams
@@ -29,6 +30,7 @@ class Rig:
 
     max_forced: int = 0  # tokens that the model adds to a sampled one
     drafter: Lookup | None = None
+    adapters: AdapterUse | None = None
 
     def __post_init__(self) -> None:
         blocks = BlockManager(self.num_blocks, BLOCK_SIZE, self.config.enable_prefix_caching)
@@ -41,7 +43,12 @@ class Rig:
             )
             self.speculator._costs = FreeDrafts()
         self.scheduler = Scheduler(
-            self.config, blocks, finish_rule, lambda request: request.request_id not in self.unready, self.speculator
+            self.config,
+            blocks,
+            finish_rule,
+            lambda request: request.request_id not in self.unready,
+            self.speculator,
+            self.adapters,
         )
         self.model = FakeModel(self.num_blocks, BLOCK_SIZE, self.max_forced)
         self.outputs: dict[RequestId, list[int]] = {}

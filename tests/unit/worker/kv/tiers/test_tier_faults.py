@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.kvtransfer.errors import PeerLost
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
-from baton.kvtransfer.store.store import StoreUnavailable
+from baton.kvtransfer.store.store import Key, StoreUnavailable
 from baton.worker.kv.block_saver import PAUSE_S
+from baton.worker.kv.storing_rank import RankFetch, RankSave
 from baton.worker.kv.tier import Tier
 from tests.unit.worker.kv.tiers.tier_rig import BLOCK_SIZE, PROMPT, DictStore, Rig, fail
 
@@ -166,4 +169,30 @@ async def test_a_lookup_that_fails_is_counted_and_the_prompt_computed(
     store.lookup_error = KeyError("a bug")
     assert await rig.generate(PROMPT, salt="other") == tokens
     assert "a lookup of stored KV failed" in caplog.text
+    await rig.close()
+
+
+class LostRank:
+    """A follower that is lost while the first rank reads."""
+
+    def __init__(self, store: DictStore) -> None:
+        self._store = store
+
+    def fetch_stored(self, tiers: Sequence[int], keys: Sequence[Key], blocks: Sequence[int]) -> RankFetch:
+        end_s = time.monotonic() + 0.3
+        while len(self._store.reads) < len(keys) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        raise PeerLost("gone")
+
+    def save_stored(self, blocks: Sequence[int]) -> RankSave:
+        raise PeerLost("gone")
+
+
+async def test_no_block_is_used_that_a_lost_rank_lacks(model: Path, filled: tuple[DictStore, list[int]]) -> None:
+    store, tokens = filled
+    store.reads.clear()
+    rig = Rig(model, store)
+    rig.stores._followers = [LostRank(store)]
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [0]
     await rig.close()
