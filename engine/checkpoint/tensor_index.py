@@ -120,9 +120,15 @@ def _counts(values: object, name: str) -> tuple[int, ...]:
 
 
 def _file_alone(directory: Path) -> Path | None:
-    """Return the only weight file, if it has one of the usual names; that of Medusa heads differs from a model's."""
-    files = (directory / "model.safetensors", directory / "medusa_lm_head.safetensors")
-    return next((file for file in files if file.exists()), None)
+    """Return the only weight file, if it has one of the usual names; that of Medusa heads differs from a model's.
+
+    The heads may lie next to the model for which they draft, whose own files are then read.
+    """
+    single, heads = directory / "model.safetensors", directory / "medusa_lm_head.safetensors"
+    if single.exists():
+        return single
+    has_model = (directory / "model.safetensors.index.json").exists() or any(directory.glob(f"*{GGUF}"))
+    return heads if heads.exists() and not has_model else None
 
 
 def _check_index(directory: Path, tensors: dict[str, StoredTensor]) -> None:

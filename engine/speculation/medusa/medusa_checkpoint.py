@@ -7,12 +7,13 @@ Head `i` is a few residual blocks and an output layer. Files name them `i.j.line
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.checkpoint.tensor_index import read_tensors
 from baton.engine.checkpoint.tensor_prefixes import Prefixes, model_name
-from baton.engine.checkpoint.weight_memory import ITEM_BYTES
+from baton.engine.checkpoint.weight_memory import ITEM_BYTES, LINEAR_BYTES
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError, InvalidCheckpoint
 from baton.engine.speculation.config import OPTION, SpeculationConfig
@@ -43,7 +44,7 @@ class MedusaCheckpoint:
     num_heads: int
     num_layers: int  # residual blocks in front of each head's output layer
     prefixes: Prefixes  # of names in the files, and those in their place
-    weights_bytes: int  # on a CPU
+    weights_bytes: int  # on a CPU, in the model's dtype or quantized like it, however the files store them
 
     @classmethod
     def of(cls, engine: EngineConfig, target: ModelConfig, options: SpeculationConfig) -> "MedusaCheckpoint":
@@ -76,7 +77,8 @@ class MedusaCheckpoint:
         for each in outputs:
             _check_shape(each, target)
         num_layers = 1 + max((int(match[2]) for match in blocks), default=-1)
-        num_bytes = sum(each.num_bytes for each in stored.values())
+        item_bytes = ITEM_BYTES[target.dtype] if engine.quantization is None else LINEAR_BYTES[engine.quantization]
+        num_bytes = round(sum(prod(each.shape) for each in stored.values()) * item_bytes)
         return cls(directory, engine, target, len(outputs), num_layers, prefixes, num_bytes)
 
     @property

@@ -9,10 +9,15 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.engine.checkpoint.model_config import read_model_config
+from baton.engine.checkpoint.tensor_index import weight_files
+from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import EngineError, InvalidCheckpoint
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.speculation.config import SpeculationConfig
+from baton.engine.speculation.medusa.medusa_checkpoint import MedusaCheckpoint
 from baton.engine.speculation.medusa.medusa_drafter import MedusaDrafter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case, slow_except
@@ -157,3 +162,21 @@ def test_files_that_do_not_fit_are_refused(model: Path, tmp_path: Path, broken: 
     with pytest.raises(EngineError, match=reasons[broken]) as found:
         medusa_engine(model, heads)
     assert isinstance(found.value, InvalidCheckpoint)
+
+
+@pytest.mark.parametrize("files", [["model-1.safetensors", "model.safetensors.index.json"], ["model.gguf"]])
+def test_heads_next_to_a_model_are_not_read_in_its_place(files: list[str], tmp_path: Path) -> None:
+    for name in (*files, OWN_FILE):
+        (tmp_path / name).write_text('{"weight_map": {"model.norm.weight": "model-1.safetensors"}}')
+    assert weight_files(tmp_path) == [tmp_path / files[0]]
+
+
+def test_memory_is_that_of_the_models_dtype(model: Path, tmp_path: Path) -> None:
+    tensors = random_heads(model, tmp_path / "heads")
+    save_file({name: each.half() for name, each in tensors.items()}, tmp_path / "heads" / OWN_FILE)
+    text = option("medusa", tmp_path / "heads")
+    options = SpeculationConfig.parse(text)
+    assert options is not None
+    target = read_model_config(model, "float32")
+    heads = MedusaCheckpoint.of(EngineConfig(model=str(model), speculative_config=text), target, options)
+    assert heads.weights_bytes == sum(each.nbytes for each in tensors.values())
