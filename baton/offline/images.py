@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from baton.extras import PILLOW
+from baton.settings.regular_file import read_regular
 
 FILE = "file://"
 URL, PIL = "image_url", "image_pil"  # types of parts, which vLLM has too
@@ -28,16 +29,20 @@ class LocalImages:
         """Return the reader for an `allowed_local_media_path`. Raises ValueError unless it is a directory."""
         if given is None or given == "":
             return cls(None)
-        path = Path(str(given)).expanduser().resolve()
-        if not path.is_dir():
+        try:
+            path = Path(str(given)).expanduser().resolve()
+            is_there = path.is_dir()
+        except (OSError, RuntimeError) as error:  # an unknown user, links in a circle, a name that is too long
+            raise ValueError(f"allowed_local_media_path: {given}: {error}") from error
+        if not is_there:
             raise ValueError(f"allowed_local_media_path: {given} is not a directory")
         return cls(path)
 
     def check(self, messages: Sequence[Message]) -> None:
         """Raise ValueError for a file that must not be read, or that is not there."""
         for place, part in _parts(messages):
-            if (url := _file_url(part)) is not None and not (path := self._path(place, url)).is_file():
-                raise ValueError(f"{place}: {path} is not a file")
+            if (url := _file_url(part)) is not None:
+                _check_file(place, self._path(place, url))
 
     def inlined(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages with a data URL in place of each file and each image of Pillow. Raises as `check` does.
@@ -53,7 +58,7 @@ class LocalImages:
             return part
         path = self._path(place, url)
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
         except OSError as error:
             raise ValueError(f"{place}: cannot read {path}: {error.strerror}") from error
         kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
@@ -64,12 +69,25 @@ class LocalImages:
         parts = urlsplit(url)
         if parts.netloc not in LOCAL_HOSTS:
             raise ValueError(f"{place}: {url} names a host; a file of this machine is file:///PATH")
-        path = Path(unquote(parts.path)).resolve()
+        try:
+            path = Path(unquote(parts.path)).resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a null byte
+            raise ValueError(f"{place}: {url} names no file: {error}") from error
         if self.allowed is None:
             raise ValueError(f"{place}: files are not read unless the LLM has an allowed_local_media_path")
         if not path.is_relative_to(self.allowed):
             raise ValueError(f"{place}: {path} is outside of allowed_local_media_path, {self.allowed}")
         return path
+
+
+def _check_file(place: str, path: Path) -> None:
+    """Raise ValueError unless a file is there."""
+    try:
+        is_there = path.is_file()
+    except OSError as error:  # a name that is too long, a directory that may not be searched
+        raise ValueError(f"{place}: cannot read {path}: {error.strerror}") from error
+    if not is_there:
+        raise ValueError(f"{place}: {path} is not a file")
 
 
 def with_urls(messages: Sequence[Message]) -> list[Message]:

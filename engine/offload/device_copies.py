@@ -48,6 +48,8 @@ class CudaCopies:
 
         torch's own pinned memory would be rounded up to a power of two.
         """
+        if not memory.nbytes:  # CUDA refuses to lock nothing
+            return
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         code = int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if code:

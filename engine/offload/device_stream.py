@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.engine.errors import EngineError
 from baton.engine.offload.counters import OffloadCounters
 from baton.engine.offload.device_copies import DeviceCopies
 from baton.engine.offload.layer_residency import LayerResidency
@@ -61,13 +62,22 @@ class DeviceStream:
         self._contents: list[int | None] = [None] * BUFFERED
         size = max((len(layer.memory) for layer in layers.values()), default=0)
         self._buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(BUFFERED)]
+        self._pin()
         for index, layer in layers.items():
-            copies.pin(layer.memory)
             layer.within(self._buffers[self._buffer_of[index]])
         for buffer in range(BUFFERED):
             copies.release(buffer)  # what was launched so far may still use the memory that a buffer was made of
         for index in self._order[:BUFFERED]:
             self._start(index)
+
+    def _pin(self) -> None:
+        """Lock the layers' pages: all of them, or none if there is an error."""
+        try:
+            for layer in self._layers.values():
+                self._copies.pin(layer.memory)
+        except EngineError:
+            self._copies.close()
+            raise
 
     def residency(self, layer: int) -> LayerResidency:
         """Return the context in which a layer computes."""

@@ -6,8 +6,10 @@ import select
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+
+import psutil
 
 from baton.deployment.local.detached.folder import ServerFolder
 from baton.deployment.local.detached.record import DRAIN_TIMEOUT_S
@@ -101,7 +103,7 @@ def _begin(folder: ServerFolder, pid: int, pidfd: int) -> None:
     """
     with _exclusive(folder):
         record = folder.record()
-        life = f"{pid} {0 if record is None else record.started_at_s}"
+        life = f"{pid} {_started_s(pid)}"
         if (record is not None and record.state == "stopping") or _signalled(folder) == life:
             return
         with suppress(ProcessLookupError):
@@ -112,13 +114,20 @@ def _begin(folder: ServerFolder, pid: int, pidfd: int) -> None:
 
 @contextmanager
 def _exclusive(folder: ServerFolder) -> Iterator[None]:
-    """Keep other calls of this context manager for the folder waiting, in all processes. Raises OSError."""
-    fd = os.open(folder.path, os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    """Keep other calls of this context manager for the folder waiting, in all processes, if the disk can lock files."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # a full or read-only disk must not keep a server from being stopped
+            file = stack.enter_context(folder.signalled_path.open("a"))  # NFS locks only files that may be written
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
+
+
+def _started_s(pid: int) -> float:
+    """Return when a process started, which tells it from later ones with its id; 0: it has ended."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def _signalled(folder: ServerFolder) -> str | None:

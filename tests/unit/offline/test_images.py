@@ -1,6 +1,7 @@
 """Images of conversations: which files are read, and what is sent in their place."""
 
 import base64
+import os
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def allowed(tmp_path: Path) -> Path:
     Image.new("RGB", (4, 3), "red").save(directory / "a red.png")
     (tmp_path / "secret.png").write_text("secret")
     (directory / "link.png").symlink_to(tmp_path / "secret.png")
+    (directory / "circle.png").symlink_to(directory / "circle.png")
     return directory
 
 
@@ -66,11 +68,27 @@ def test_an_image_of_pillow_becomes_a_data_url(mode: str) -> None:
         ("pictures/%2e%2e/secret.png", "is outside of allowed_local_media_path"),
         ("pictures/none.png", "none.png is not a file"),
         ("pictures", "is not a file"),
+        ("pictures/circle.png", r"messages\[1\].content\[0\]: .*circle.png names no file"),
+        ("pictures/%00.png", r"messages\[1\].content\[0\]: .*%00.png names no file"),
+        (f"pictures/{'long' * 100}.png", r"messages\[1\].content\[0\]: .*File name too long"),
     ],
 )
 def test_other_files_are_refused(allowed: Path, name: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         LocalImages.of(allowed).check(user(part(f"file://{allowed.parent}/{name}")))
+
+
+def test_a_pipe_in_place_of_a_file_does_not_block(allowed: Path) -> None:
+    os.mkfifo(allowed / "pipe.png")
+    with pytest.raises(ValueError, match="cannot read .*pipe.png: it is not a regular file"):
+        LocalImages.of(allowed).inlined(user(part((allowed / "pipe.png").as_uri())))
+
+
+@pytest.mark.parametrize("given", ["~nobody-with-this-name/pictures", "pictures/circle.png", "long" * 100])
+def test_a_wrong_directory_is_named(allowed: Path, given: str) -> None:
+    given = given if given.startswith("~") else str(allowed.parent / given)
+    with pytest.raises(ValueError, match="allowed_local_media_path: "):
+        LocalImages.of(given)
 
 
 def test_files_are_refused_by_default_and_of_other_hosts(allowed: Path) -> None:

@@ -159,6 +159,15 @@ def test_stops_at_the_same_time_send_one_signal(
     assert stop_server(folder, 0.0).was_cut
 
 
+def test_the_signal_of_an_earlier_process_with_the_same_id_does_not_count(
+    folder: ServerFolder, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = start(folder, "serves", environment)
+    monkeypatch.setattr(ServerFolder, "record", lambda _: None)  # the later server has not written it yet
+    folder.signalled_path.write_text(f"{pid} 0")
+    assert stop_server(folder, None, end_margin_s=60).pid == pid
+
+
 def test_the_second_signal_is_sent_after_the_first_was_taken(
     folder: ServerFolder, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.checkpoint.placement import WeightForm
+from baton.engine.errors import EngineError
 from baton.engine.offload.device_copies import SerialCopies
 from baton.engine.offload.device_stream import DeviceStream
 from baton.engine.offload.host_offload import MIN_BYTES, HostPlacement
@@ -64,6 +65,29 @@ def test_each_layer_has_its_weights_while_it_computes(sizes: list[int]) -> None:
     addresses = {tensor.data_ptr() for layer in layers for tensor in layer}
     assert len(addresses) <= 2 * max(sizes)
     assert stream.counters.num_read_bytes >= 2 * sum(sizes) * MIN_BYTES
+
+
+class FewPages(SerialCopies):
+    """Copies for which one layer can be locked."""
+
+    def __init__(self) -> None:
+        self.num_locked = 0
+
+    def pin(self, memory: Tensor) -> None:
+        if self.num_locked:
+            raise EngineError("no more memory can be locked")
+        self.num_locked += 1
+
+    def close(self) -> None:
+        self.num_locked = 0
+
+
+def test_no_page_stays_locked_if_not_all_can_be() -> None:
+    placement, _, _ = placed([1, 1])
+    copies = FewPages()
+    with pytest.raises(EngineError):
+        DeviceStream(dict(enumerate(placement.layers)), CPU, copies)
+    assert copies.num_locked == 0
 
 
 def test_tensors_without_memory_take_none() -> None:
