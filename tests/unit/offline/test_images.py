@@ -80,7 +80,7 @@ def test_other_files_are_refused(allowed: Path, name: str, error: str) -> None:
 
 def test_a_pipe_in_place_of_a_file_does_not_block(allowed: Path) -> None:
     os.mkfifo(allowed / "pipe.png")
-    with pytest.raises(ValueError, match="cannot read .*pipe.png: it is not a regular file"):
+    with pytest.raises(ValueError, match=r"cannot read .*pipe.png: it is not a regular file"):
         LocalImages.of(allowed).inlined(user(part((allowed / "pipe.png").as_uri())))
 
 
