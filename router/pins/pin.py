@@ -5,7 +5,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.engine.kv.block_hash import pack_hashes, root_hash
+from baton.engine.kv.block_hash import NO_MARKS, pack_hashes, root_hash
+from baton.engine.lora.activation import first_adapted, root_adapter, with_adapter_mark
 from baton.router.adapters.adapter import Adapter
 
 SERVER_TTL_S = 900.0  # renewed at each check, of which one may take as long as a placement
@@ -31,8 +32,11 @@ class Prefix:
         found = self._hashes.get(block_size)
         if found is None:
             token_ids = self.token_ids.tolist()
-            root = root_hash(self.cache_salt, "" if self.adapter is None else self.adapter.digest)
-            found = self._hashes[block_size] = pack_hashes(root, token_ids, block_size)
+            digest = "" if self.adapter is None else self.adapter.digest
+            start = first_adapted(digest, token_ids)
+            root = root_hash(self.cache_salt, root_adapter(digest, start))
+            marks = with_adapter_mark(NO_MARKS, digest, start, block_size)
+            found = self._hashes[block_size] = pack_hashes(root, token_ids, block_size, 0, marks)
         return found
 
 

@@ -8,7 +8,7 @@ from baton.engine.speculation.suffix.history import END, TokenHistory
 
 MAX_TOKENS = 1 << 18  # of all outputs in the store; each takes about 400 bytes
 MAX_OUTPUT_TOKENS = 8192  # the last ones of an output are stored
-MAX_WAITING = 256  # outputs that have ended and are not indexed yet
+MAX_WAITING = 256  # outputs that have ended and are not indexed yet; further ones are not stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class OutputStore:
         self._max_requests = max_requests
         self._histories: dict[str, TokenHistory] = {}
         self._stored: deque[StoredOutput] = deque()
-        self._waiting: deque[tuple[str, Sequence[int]]] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[tuple[str, Sequence[int]]] = deque()
         self._num_indexed = 0  # tokens of the first waiting output
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class OutputStore:
 
     def add(self, cache_salt: str, token_ids: Sequence[int]) -> None:
         """Add the output of a request that has ended."""
-        if self._max_requests and token_ids:
+        if self._max_requests and token_ids and len(self._waiting) < MAX_WAITING:
             self._waiting.append((cache_salt, [*token_ids[-MAX_OUTPUT_TOKENS:], END]))
 
     def index(self, count: int) -> int:

@@ -145,9 +145,23 @@ def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(suffix_store.MAX_WAITING + 10):
         store.add(f"more {number}", [1])
     assert store.index(10_000) == 2 * suffix_store.MAX_WAITING
+    assert store.history(f"more {suffix_store.MAX_WAITING - 1}")
+    assert not store.history(f"more {suffix_store.MAX_WAITING}"), "outputs that are too many are not stored"
     nothing = OutputStore(0)
     nothing.add("", [1, 2, 3])
     assert nothing.index(10) == 0
+
+
+def test_an_output_that_is_partly_indexed_is_not_replaced() -> None:
+    store = OutputStore(1000)
+    store.add("long", list(range(100)))
+    for _ in range(suffix_store.MAX_WAITING - 1):
+        store.add("short", [1, 2])
+    assert store.index(50) == 50
+    store.add("another", [1, 2])
+    assert store.index(10_000) == 51 + 3 * (suffix_store.MAX_WAITING - 1)
+    assert len(store) == suffix_store.MAX_WAITING
+    assert store.num_tokens == 101 + 3 * (suffix_store.MAX_WAITING - 1)
 
 
 def test_long_prompts_are_indexed_over_several_steps() -> None:
