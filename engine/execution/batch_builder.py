@@ -91,6 +91,8 @@ def _adapters(scheduled: Sequence[ScheduledRequest]) -> tuple[AdapterRun, ...]:
 
     Tokens in front of the invocation of an activated adapter have none.
     """
+    if not any(item.request.adapter_matrices for item in scheduled):
+        return ()
     runs: list[AdapterRun] = []
     for item in scheduled:
         number, num_tokens = item.request.adapter_matrices, item.num_new_tokens

@@ -26,7 +26,7 @@ from baton.engine.kv.origin import KVOrigin, check_mixable, quantization_name
 from baton.engine.lora.adapted_layers import AdaptedLayers
 from baton.engine.models import Model, load_model
 from baton.engine.models.causal_lm import CausalLM
-from baton.engine.offload.factory import WeightsSource, load_with_offload
+from baton.engine.offload.factory import OffloadedModel, WeightsSource, load_with_offload
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorGroup
 from baton.engine.parallel.tensor_shard import TensorShard
 from baton.engine.pooling.config import PoolingConfig
@@ -117,24 +117,8 @@ def _load(
         plan.agree(tensor, size)
     is_eager = config.is_on_cpu or config.enforce_eager or config.offload.enabled
     may_record = tensor is None and group is None and not is_eager
-    offloaded = load_with_offload(
-        config,
-        plan.whole,
-        weights_hash.revision,
-        lambda placement: load_model(
-            Path(config.model),
-            replace(plan.whole, max_model_len=size.max_model_len),
-            device,
-            plan.attention(),
-            _share_of(on_progress, 0.0, WEIGHTS_SHARE if may_record else 1.0),
-            group,
-            tensor or ONE_RANK,
-            config.quantization,
-            plan.groups,
-            config.lora,
-            placement,
-        ),
-    )
+    on_loaded = _share_of(on_progress, 0.0, WEIGHTS_SHARE if may_record else 1.0)
+    offloaded = _load_weights(plan, size.max_model_len, on_loaded, group, tensor, weights_hash)
     model = offloaded.model
     weights = load_draft(plan.draft, model, device) if plan.draft is not None and plan.shard.rank == 0 else None
     records = may_record and can_be_recorded(model)
@@ -165,6 +149,36 @@ def _load(
         vision=model.vision,
         adapted=model.adapted,
         draft_model=draft,
+    )
+
+
+def _load_weights(
+    plan: LoadPlan,
+    max_model_len: int,
+    on_progress: Callable[[float], None] | None,
+    group: ExpertGroup | None,
+    tensor: TensorGroup | None,
+    weights_hash: WeightsHash,
+) -> OffloadedModel:
+    """Load the model's own weights, which may stay outside of the device's memory."""
+    config = plan.config
+    return load_with_offload(
+        config,
+        plan.whole,
+        weights_hash.revision,
+        lambda placement: load_model(
+            Path(config.model),
+            replace(plan.whole, max_model_len=max_model_len),
+            torch.device(config.device),
+            plan.attention(),
+            on_progress,
+            group,
+            tensor or ONE_RANK,
+            config.quantization,
+            plan.groups,
+            config.lora,
+            placement,
+        ),
     )
 
 

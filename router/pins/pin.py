@@ -5,9 +5,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.engine.kv.block_hash import NO_MARKS, pack_hashes, root_hash
-from baton.engine.lora.activation import first_adapted, root_adapter, with_adapter_mark
 from baton.router.adapters.adapter import Adapter
+from baton.router.generation import PromptHashes
 
 SERVER_TTL_S = 900.0  # renewed at each check, of which one may take as long as a placement
 SERVER = "server"  # owner of the pins of --pin-prefix; those of clients are digests, or empty
@@ -32,11 +31,8 @@ class Prefix:
         found = self._hashes.get(block_size)
         if found is None:
             token_ids = self.token_ids.tolist()
-            digest = "" if self.adapter is None else self.adapter.digest
-            start = first_adapted(digest, token_ids)
-            root = root_hash(self.cache_salt, root_adapter(digest, start))
-            marks = with_adapter_mark(NO_MARKS, digest, start, block_size)
-            found = self._hashes[block_size] = pack_hashes(root, token_ids, block_size, 0, marks)
+            hashes = PromptHashes(token_ids, self.cache_salt, adapter=self.adapter)
+            found = self._hashes[block_size] = hashes.extended(token_ids, block_size)
         return found
 
 

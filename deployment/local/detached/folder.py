@@ -43,7 +43,7 @@ class ServerFolder:
 
     @property
     def signalled_path(self) -> Path:
-        """The file that names the life of the server that was told to shut down last."""
+        """The file with the id and start of the last server process that was sent a signal to shut down."""
         return self.path / "signalled"
 
     @property

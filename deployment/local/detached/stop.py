@@ -123,7 +123,7 @@ def _exclusive(folder: ServerFolder) -> Iterator[None]:
 
 
 def _started_s(pid: int) -> float:
-    """Return when a process started, which tells it from later ones with its id; 0: it has ended."""
+    """Return the start time of a process, since later processes may have the same id; 0: it has ended."""
     try:
         return psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:

@@ -41,7 +41,7 @@ class SuffixLookup:
     def propose(self, request: Request, limit: int) -> Sequence[int]:
         """Return at most `limit` tokens that may follow the known ones; see `Lookup`."""
         own, token_ids = self._own(request), request.token_ids
-        best = own.draft(token_ids, limit, self._limits, token_ids[own.end :])
+        best = own.draft(token_ids, limit, self._limits, token_ids[own.end : own.end + limit])  # a draft reads no more
         outputs = self._store.history(request.cache_salt)
         if outputs is not None:
             other = outputs.draft(token_ids, limit, self._limits)
