@@ -69,14 +69,16 @@ def decode_need(
     most: int,
     prompt_token_s: float,
     model: DecodeModel | None = None,
+    recent: Traffic | None = None,
 ) -> Need:
     """Return the decode replicas needed for TPOT and KV, from the request rate and the waiting sequences.
 
-    Running sequences limit only how far the pool may shrink.
+    `recent`: the traffic in which outputs ended, if it is another one. Running sequences limit only how far the pool
+    may shrink.
     """
     traffic, decode, slo = snapshot.traffic, snapshot.decode, settings.slo
     model = model or DecodeModel.of(traffic, decode, settings, factor, prompt_token_s)
-    done_per_s = min(model.full_rate(1), full_pool_rate(traffic, decode, settings))
+    done_per_s = min(model.full_rate(1), full_pool_rate(recent or traffic, decode, settings))
     backlog = Backlog(decode.num_waiting, traffic.requests_per_s, done_per_s)
     start_s = known(decode.pool.start_s, settings.start_s)
     chance = load_chance(traffic, traffic.output_tokens)
