@@ -26,9 +26,10 @@ Predict = Callable[[float], float]  # the latency's quantile in seconds, by the 
 class Correction:
     """Factor on a pool's service times, with which the model predicts what is measured; smoothed and bounded.
 
-    While the objective is kept, the factor changes slowly. An objective that has been broken for `BREACH_S`, by more than
-    chance and though the model sees no need for a larger pool, corrects it at once, up to twofold. If the pool has grown and the objective is
-    still broken, the factor rises further only if the growth has helped: the cause may lie outside of the pool.
+    While the objective is kept, the factor changes slowly. An objective that has been broken by more than chance for
+    `BREACH_S`, though the model sees no need for a larger pool, corrects it at once, up to twofold. If the pool has
+    grown and the objective is still broken, the factor rises further only if the growth has helped: the cause may lie
+    outside of the pool.
     """
 
     factor: float = 1.0
