@@ -1,7 +1,7 @@
 """Sizes that a pool needs for its load."""
 
 from dataclasses import dataclass, replace
-from math import ceil, inf, sqrt
+from math import ceil, hypot, inf, sqrt
 
 from baton.deployment.autoscaling.backlog import Backlog
 from baton.deployment.autoscaling.input_check import known
@@ -21,7 +21,7 @@ class Need:
 
     least: int  # smallest size that holds the SLO and clears the queue
     sure: int  # the same for a load lower by `chance`
-    keep: int  # the same for a load higher by `chance` and the margin
+    keep: int  # the same for a load higher by `chance` and the margin together
     queue: int  # smallest size that clears the queue at the lower load; 0: the ready replicas are enough
     why: str  # reason for `least`
     chance: float = 0.0  # relative error of the measured load by chance
@@ -116,7 +116,7 @@ def _need(
     """Return the sizes for a rate. `why` is empty if the rate, not the queue, determines `least`."""
     by_rate = smallest_size(model, rate, 1, most)
     sure = smallest_size(model, rate * (1 - chance), 1, by_rate)
-    keep = smallest_size(model, rate * (1 + chance + margin), by_rate, most)
+    keep = smallest_size(model, rate * (1 + hypot(chance, margin)), by_rate, most)  # independent, so squares add up
     why = "the queue left after a replica start has to be cleared" if queue_need > by_rate else ""
     return Need(max(queue_need, by_rate), max(sure_queue, sure), max(queue_need, keep), sure_queue, why, chance, model)
 
