@@ -57,13 +57,17 @@ class LoadHistory:
     def load(self, now_s: float, traffic: Traffic) -> Traffic:
         """Return the traffic with the rate since a jump, or together with that of the earlier windows."""
         since_s = now_s - self.changed_s
-        if since_s >= traffic.window_s:
+        if not self.has_jumped(now_s, traffic):
             return merged([*self._before(now_s, traffic), traffic])
         if not traffic.recent:
             return traffic
         since = [each for each in traffic.recent if each.window_s <= since_s + 1]
         recent = since[-1] if since else traffic.recent[0]
         return replace(traffic, window_s=recent.window_s, requests_per_s=recent.num_requests / recent.window_s)
+
+    def has_jumped(self, now_s: float, traffic: Traffic) -> bool:
+        """Whether the arrivals have jumped less than a window ago."""
+        return now_s - self.changed_s < traffic.window_s
 
     def _before(self, now_s: float, traffic: Traffic) -> list[Traffic]:
         """Return the earlier windows that do not overlap with the present one."""

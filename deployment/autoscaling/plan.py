@@ -61,7 +61,8 @@ def plan_pools(
     state, load = _with_load(snapshot, state, faults)
     model = _model(load, snapshot.traffic, state, faults, settings, believed)
     needs = _needs(load, snapshot.traffic, state, faults, sizes, settings, budget, model)
-    sizes, band = _followed(sizes, needs, present, believed, snapshot, settings)
+    has_jumped = state.history.has_jumped(now_s, snapshot.traffic)
+    sizes, band = _followed(sizes, needs, present, believed, snapshot, settings, has_jumped)
     grants = grant(sizes.map(lambda size: size.wanted), present, watch.arrived, snapshot, believed, settings)
     sizes = ByPool(
         sizes.prefill.given(present.sizes.prefill, grants.sizes.prefill, now_s),
@@ -166,15 +167,20 @@ def _followed(
     budget: Budget,
     snapshot: PoolsSnapshot,
     settings: ScalingSettings,
+    has_jumped: bool,
 ) -> tuple[ByPool[SizeState], ByPool[Band]]:
-    """Return the size states after this snapshot, and the bands that they follow."""
+    """Return the size states after this snapshot, and the bands that they follow.
+
+    A jump of the arrivals is not chance, and no single prompt: if there are enough GPUs, pools may turn at once.
+    """
     now_s, window_s = snapshot.now_s, known(snapshot.traffic.window_s, 0.0)
     wanted = sizes.map(lambda size: size.wanted)
     least = fit(needs.map(lambda need: need.model), needs.map(lambda need: need.least), wanted, budget, settings.margin)
     # If GPUs are missing, a new split is not due to chance in the load, so it need not last for a window.
     lasting_s = window_s if budget.gpus == settings.budget_gpus else 0.0
     band = _bands(least, needs, wanted, budget, lasting_s, settings)
-    have_settled = all(size.may_turn(now_s, settings.turn_s) for size in sizes.both())
+    is_sure = has_jumped and budget.cost(needs.map(lambda need: need.least)) <= budget.gpus
+    have_settled = is_sure or all(size.may_turn(now_s, settings.turn_s) for size in sizes.both())
     sure_band = band if have_settled else _sure_bands(needs, wanted, budget, window_s, settings)
     is_shift = band.prefill.is_pressed or band.decode.is_pressed
     changes = sizes.zip(least.zip(grants.sizes)).both()

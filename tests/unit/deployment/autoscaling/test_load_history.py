@@ -1,6 +1,7 @@
 """The load since it last changed: seen soon after a jump, and over several windows while it is steady."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from baton.deployment.autoscaling.load_history import LONGEST_S, LoadHistory, is_change, jump_of, merged
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.snapshot import Arrivals, Traffic
-from tests.unit.deployment.autoscaling_snapshots import exponential, traffic
+from tests.unit.deployment.autoscaling_snapshots import SETTINGS, Planner, exponential, pool, sizes, snapshot, traffic
 
 WINDOW_S = 60
 RECENT_S = (10, 20, 40)
@@ -111,3 +112,21 @@ def test_routers_that_do_not_count_recent_arrivals_are_measured_by_the_window() 
         history = history.after(float(second), traffic(4.0))
     assert load.requests_per_s == 4
     assert load.window_s >= LONGEST_S - WINDOW_S
+
+
+def after_a_turn(recent: tuple[Arrivals, ...]) -> tuple[int, int]:
+    """Return the sizes 20 s after the rate of a pool that has just shrunk tripled for 10 s."""
+    planner = Planner(replace(SETTINGS, downscale_delay_s=10.0))
+    four = pool(4)
+    planner.plan_for(700, snapshot(load=traffic(10.0), prefills=four, decodes=four))
+    low = snapshot(701.0, load=traffic(3.0), prefills=four, decodes=four)
+    small = sizes(planner.plan_for(400, low))
+    assert small[0] < 4
+    ready = {"prefills": pool(small[0]), "decodes": pool(small[1])}
+    load = traffic(4.0, recent=recent)
+    return sizes(planner.plan_for(20, snapshot(1102.0, load=load, **ready)))
+
+
+def test_a_pool_that_has_just_shrunk_grows_again_at_a_jump() -> None:
+    held, jumped = after_a_turn(()), after_a_turn((Arrivals(10.0, 90),))
+    assert jumped[0] > held[0]
