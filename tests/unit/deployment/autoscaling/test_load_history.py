@@ -117,14 +117,12 @@ def test_routers_that_do_not_count_recent_arrivals_are_measured_by_the_window() 
 def after_a_turn(recent: tuple[Arrivals, ...]) -> tuple[int, int]:
     """Return the sizes 20 s after the rate of a pool that has just shrunk tripled for 10 s."""
     planner = Planner(replace(SETTINGS, downscale_delay_s=10.0))
-    four = pool(4)
-    planner.plan_for(700, snapshot(load=traffic(10.0), prefills=four, decodes=four))
-    low = snapshot(701.0, load=traffic(3.0), prefills=four, decodes=four)
-    small = sizes(planner.plan_for(400, low))
-    assert small[0] < 4
+    large = sizes(planner.plan_for(60, snapshot(load=traffic(10.0))))
+    ready = {"prefills": pool(large[0]), "decodes": pool(large[1])}
+    small = sizes(planner.plan_for(120, snapshot(61.0, load=traffic(3.0), **ready)))
+    assert small[0] < large[0]
     ready = {"prefills": pool(small[0]), "decodes": pool(small[1])}
-    load = traffic(4.0, recent=recent)
-    return sizes(planner.plan_for(20, snapshot(1102.0, load=load, **ready)))
+    return sizes(planner.plan_for(20, snapshot(182.0, load=traffic(4.0, recent=recent), **ready)))
 
 
 def test_a_pool_that_has_just_shrunk_grows_again_at_a_jump() -> None:
