@@ -40,4 +40,4 @@ def add_low_rank(
     num_columns: int,
     num_threads: int,
 ) -> None:
-    """Change rows of the result. runs: products, first row, number of rows; pointers: to bfloat16. Raises ValueError."""
+    """Change rows of the result (bfloat16). runs: products, first row, number of rows. Raises ValueError."""
