@@ -123,12 +123,20 @@ def test_results_of_checks_that_run_at_once_are_all_kept(tmp_path: Path, machine
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_results_stay_whole_if_writing_them_fails(tmp_path: Path, machine: GpuMachine) -> None:
+def test_results_stay_whole_if_writing_them_fails(
+    tmp_path: Path, machine: GpuMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "gpu.json"
     merge(path, machine, "ops", finished())
     before = path.read_text()
-    with pytest.raises(TypeError):
-        merge(path, machine, "models", finished() | {"rows": object()})
+
+    def write_half(self: Path, text: str) -> int:
+        self.write_bytes(text.encode()[: len(text) // 2])
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError, match="full"):
+        merge(path, machine, "models", finished())
     assert path.read_text() == before
 
 
