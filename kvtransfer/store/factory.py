@@ -10,7 +10,7 @@ from baton.kvtransfer.store.bucket_address import BucketAddress
 from baton.kvtransfer.store.directory import DirectoryStore
 from baton.kvtransfer.store.shared_memory_directory import shared_memory_directory
 from baton.kvtransfer.store.store import KVStore
-from baton.settings.nixl_store import NixlStoreUrl, parse_nixl_store
+from baton.settings.nixl_store import OBJECT_SCHEME, NixlStoreUrl, parse_nixl_store
 from baton.settings.registry_url import RegistryUrl, parse_registry_url
 from baton.settings.store_directory import store_directory
 from baton.settings.values import OptionError
@@ -113,6 +113,8 @@ def open_source(place: str) -> Sequence[BlockSource]:
 
         return [S3Blocks(address)]
     path = _directory(place)
+    if scheme == OBJECT_SCHEME:
+        raise OptionError("KV store: NIXL lists no objects; name the same bucket as s3://BUCKET[/PREFIX]")
     if path is None:
         raise OptionError(f"KV store: {scheme}:// is unknown; it may be host, {KINDS}")
     return store_folders(str(path))
