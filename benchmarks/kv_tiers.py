@@ -5,9 +5,9 @@
 One worker computes and decodes. Its KV cache holds one prompt, so each prompt evicts the one before it. In turn, a new
 prompt is computed, and the one before the last is sent again and comes from the store; both TTFTs are medians. Files of
 the disk are dropped from the page cache before they are read. The limit is the time in which one thread reads the same
-bytes from the store into memory that is in use (of host memory by a copy, of a disk by reads without the page cache, also
-behind NIXL, of Redis by GETs), plus the time that the tokens which are not stored, at least the last one, take at the rate
-at which the whole prompt is computed.
+bytes from the store into memory that is in use (of host memory by a copy, of a disk, also behind NIXL, by reads without
+the page cache, of Redis by GETs), plus the time that the tokens which are not stored, at least the last one, take at
+the rate at which the whole prompt is computed.
 """
 
 import asyncio
