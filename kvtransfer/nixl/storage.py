@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from baton.kvtransfer.errors import TransferFailed, TransportUnavailable
-from baton.kvtransfer.nixl.library import load_nixl
+from baton.kvtransfer.nixl.library import Errors, load_nixl
 
 POLL_S = 50e-6  # between two checks of a copy
 # A copy here is one request of the plugin, whose queues would otherwise take 256 and 65,536.
@@ -106,10 +106,11 @@ class NixlStorage:
 
     def _new_agent(self) -> Any:
         config = self._nixl.nixl_agent_config(enable_prog_thread=False, backends=[])
+        errors: Errors = (*self._errors, RuntimeError)
         try:
             agent = self._nixl.nixl_agent(f"baton-storage-{uuid.uuid4().hex}", config)
             agent.create_backend(self._plugin, self._parameters)
-        except (*self._errors, RuntimeError) as error:
+        except errors as error:
             library = LIBRARIES.get(self._plugin)
             hint = f"; it needs {library}, and valid parameters" if library else "; check its parameters"
             raise TransportUnavailable(f"NIXL's {self._plugin} plugin does not start here: {error!r}{hint}") from error
