@@ -88,7 +88,7 @@ def watch(engine: Engine, stopwatch: Stopwatch) -> None:
     for owner, name, part in (
         (scheduler, "schedule", SCHEDULING),
         (scheduler, "update", SCHEDULING),
-        (runner, "_batch", BUILDING),
+        (runner._builder, "build", BUILDING),
         (runner, "_logits_rows", BUILDING),
         (model, "forward", FORWARD),
     ):
