@@ -4,8 +4,7 @@ A run's products have the rows of its own adapter only. In bf16, with Baton's ow
 has the same bits in any batch.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor
 from baton.engine.execution.batch import Batch
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.weights.panel_weight import can_have_panels
-from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
+from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer, Inputs
 from baton.engine.lora.low_rank import LowRank
-
-Product = Callable[[Tensor, Tensor], None]  # adds what an adapter does to a layer's input to its output
+from baton.engine.lora.segment import Product, Segment
+from baton.engine.lora.segmented_experts import SegmentedExperts
 
 
 class PanelProduct:
@@ -82,26 +81,23 @@ def product_of(matrices: LowRank, inputs: Inputs = Inputs.STATES, bias: Tensor |
     return RescaledProduct(matrices, product, bias) if is_rescaled else product
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Adjacent rows of a step with the same adapter."""
-
-    rows: slice
-    products: Sequence[Product | None]  # of each layer
-
-
 class SegmentedAdapters:
     """Adapters of a model on a CPU."""
 
-    def __init__(self, layers: Sequence[AdaptableLayer]) -> None:
-        """Let the layers add the products of their rows' adapters."""
+    def __init__(self, layers: Sequence[AdaptableLayer], mixtures: Sequence[AdaptableExperts] = ()) -> None:
+        """Let the layers add the products of their rows' adapters.
+
+        mixtures: the experts, whose layers follow `layers` in an adapter's matrices.
+        """
         self.load_s = 0.0
-        self._layers = layers
+        self._layers = [*layers, *(layer for each in mixtures for layer in each.layers)]
         self._products: dict[int, Sequence[Product | None]] = {}
         self.segments: list[Segment] = []  # of the tokens
         self.last_segments: list[Segment] = []  # of the tokens whose logits are wanted
         for place, layer in enumerate(layers):
             layer.layer.addend = SegmentedAddend(self, place, is_last=layer.inputs is Inputs.LAST_STATES)
+        for each in mixtures:
+            each.moe.adapters = SegmentedExperts(lambda: self.segments, each.places)
 
     @torch.inference_mode()
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:

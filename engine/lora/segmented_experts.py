@@ -1,0 +1,87 @@
+"""Adapters of routed experts on CPUs: for each expert, products of low rank for each run of rows with the same adapter.
+
+Tokens whose adapter changes experts of a layer are dispatched apart from all others, which are computed as without
+adapters. An expert multiplies all of their rows by its weights at once, whatever their adapters. So a token's result
+depends on its own adapter only.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from baton.engine.layers.experts import AdaptedRows, ExpertProduct
+from baton.engine.layers.moe import MoE
+from baton.engine.lora.segment import Segment
+
+NONE = -1  # adapter of rows that repeat others, to fill a tile
+
+
+class SegmentedExperts:
+    """Adapters of the experts of one layer."""
+
+    def __init__(self, segments: Callable[[], Sequence[Segment]], places: range) -> None:
+        """segments: returns those of the step; places: of the experts' products, see AdaptableExperts."""
+        self._segments = segments
+        self._places = places
+
+    def dispatch(self, moe: MoE, x: Tensor, chosen: Tensor, weights: Tensor) -> Callable[[], Tensor] | None:
+        """Start to send tokens to their experts; see MixtureAdapters."""
+        segments = [each for each in self._segments() if each.changes(self._places)]
+        if not segments:
+            return None
+        places = [torch.arange(each.rows.start, each.rows.stop) for each in segments]
+        adapters = torch.arange(len(places)).repeat_interleave(torch.tensor([len(each) for each in places]))
+        changed = torch.cat(places)
+        others = torch.ones(len(x), dtype=torch.bool).index_fill_(0, changed, False).nonzero().flatten()
+        compute_others = moe.dispatch(x[others], chosen[others], weights[others])
+        dispatch = moe.exchange.dispatch(x[changed], chosen[changed])
+
+        def compute() -> Tensor:
+            arrived = dispatch.receive()
+            adapted = AdaptedRows(arrived.of_tokens(adapters, NONE), SegmentedExpertAddends(segments, self._places))
+            result = torch.empty_like(x)
+            result[changed] = dispatch.combine(moe.experts(arrived.rows, arrived.sizes, adapted), weights[changed])
+            result[others] = compute_others()
+            return result
+
+        return compute
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentedExpertAddends:
+    """Products of low rank of a step's adapters, for the rows of one layer's experts."""
+
+    segments: Sequence[Segment]  # by the number of the adapter in the step
+    places: range
+
+    def add(
+        self, product: ExpertProduct, x: Tensor, output: Tensor, sizes: Sequence[int] | Tensor, adapters: Tensor
+    ) -> None:
+        """Change output in place; see ExpertAddends."""
+        assert not isinstance(sizes, Tensor), "the host must know which expert gets which rows"
+        for run in _runs(sizes, adapters):
+            found = self.segments[run.adapter].products[self.places[2 * run.slot + product.value]]
+            if found is not None:
+                found(x[run.rows], output[run.rows])
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRun:
+    """Adjacent rows of one expert with the same adapter."""
+
+    slot: int
+    adapter: int
+    rows: slice
+
+
+def _runs(sizes: Sequence[int], adapters: Tensor) -> Iterator[ExpertRun]:
+    """Yield the runs of rows with adapters, which are sorted by slot; sizes: rows of each slot."""
+    slots = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    keys, counts = torch.stack((slots, adapters), 1).unique_consecutive(return_counts=True, dim=0)
+    counted = counts.tolist()
+    for (slot, adapter), start, count in zip(keys.tolist(), accumulate(counted, initial=0), counted, strict=False):
+        if adapter != NONE:
+            yield ExpertRun(slot, adapter, slice(start, start + count))
