@@ -45,7 +45,7 @@ class StackedTensors:
         raise InvalidAdapter(
             f"{source}: the matrices of {tensors.name} are {list(a)} and {list(b)}, but must be "
             f"{[rank * count, shape.in_features]} and {[shape.out_features, rank * count]}: the config gives it rank "
-            f"{rank}, and the model has {count} experts with {shape.in_features} inputs and {shape.out_features} outputs"
+            f"{rank}, and the model has {count} experts of {shape.in_features} inputs and {shape.out_features} outputs"
         )
 
     def split(self, a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
