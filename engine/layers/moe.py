@@ -193,14 +193,15 @@ class MoE:
         inputs = x
         if self.choice.config.weights_inputs:
             inputs, weights = x * weights.to(x.dtype), torch.ones_like(weights)
-        compute = self.adapters and self.adapters.dispatch(self, inputs, chosen, weights)
-        if compute is None:
-            compute = self.dispatch(inputs, chosen, weights)
+        compute = self._dispatch_adapted(inputs, chosen, weights) or self.dispatch(inputs, chosen, weights)
         shared_mlp = self.shared
         # Overlaps the dispatch; on a GPU also the routed experts, which do not fill the GPU.
         shared = run_on_side_stream(lambda: shared_mlp(x), x.device) if shared_mlp is not None and len(x) else None
         routed = compute()
         return self.tensor.sum(routed if shared is None else routed + shared())
+
+    def _dispatch_adapted(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Callable[[], Tensor] | None:
+        return None if self.adapters is None else self.adapters.dispatch(self, x, chosen, weights)
 
     def dispatch(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Callable[[], Tensor]:
         """Start to send tokens to their experts; returns a function that computes these and their weighted sums."""

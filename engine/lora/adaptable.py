@@ -37,12 +37,12 @@ def check_adaptable(config: EngineConfig, model: ModelConfig, *, is_expert_paral
     refused = {
         "multi-head latent attention": model.mla is not None,
         "image inputs": model.vision is not None,
-        "expert_parallel over several workers, which would need each other's adapters; give the ranks of one worker "
-        "whole experts, by tensor_parallel of the same number": is_expert_parallel,
+        "expert_parallel over several workers (the ranks of one worker share experts if tensor_parallel and "
+        "expert_parallel have the same number)": is_expert_parallel,
     }
     for name, is_there in refused.items():
         if config.enable_lora and is_there:
-            raise UnsupportedModel(f"enable_lora is not supported for {model.architecture} with {name}")
+            raise UnsupportedModel(f"enable_lora is not supported with {name}: {model.architecture}")
 
 
 def adapt(
@@ -61,7 +61,7 @@ def adapt(
     )
     names = family_of(shape.architecture).names.experts
     experts = ExpertCatalog.of([each.moe.source for each in mixtures if each.moe.source is not None], names)
-    adapted = AdaptedModel(base, shapes_of(sources) | experts.shapes, experts)
+    adapted = AdaptedModel(base, {**shapes_of(sources), **experts.shapes}, experts)
     is_gguf = base.quantization is not None and base.quantization.method == "gguf"
     paired = shape.head_dim if is_gguf and shape.rope.interleaved else None
     dora = DoraFactors(base, sources)  # experts cannot have it

@@ -102,18 +102,18 @@ def read_adapter(directory: Path, max_rank: int, model: AdaptedModel) -> Adapter
     try:
         stored = {tensor.name: tensor for tensor in read_header(path)}
         modules = by_module(str(path), stored, use_dora=config.use_dora, prefixes=model.base.prefixes)
-        found = sort_modules(str(path), modules, config, model.experts)
-        shapes = {name: each.shape for name, each in found.single.items()}
+        known = sort_modules(str(path), modules, config, model.experts)
+        shapes = {name: each.shape for name, each in known.single.items()}
         check_fits(str(directory), config.base_model, shapes, model.modules, model.experts.num_experts)
-        _check_activation(path, found.single, config)
-        for name, module in found.single.items():
+        _check_activation(path, known.single, config)
+        for name, module in known.single.items():
             _check_ranks(path, name, module, config, max_rank)
-        for each in found.stacked:
+        for each in known.stacked:
             _check_rank(path, each.tensors.name, config.rank_of(each.tensors.name), max_rank)
         with path.open("rb") as file:
-            _check_copies(file, found.single, model.base)
-            read = {name: _matrices(file, module, config) for name, module in found.single.items()}
-            for each in found.stacked:
+            _check_copies(file, known.single, model.base)
+            read = {name: _matrices(file, module, config) for name, module in known.single.items()}
+            for each in known.stacked:
                 read |= _stacked_matrices(file, each, config)
     except InvalidCheckpoint as error:
         raise InvalidAdapter(f"{TENSORS} is damaged: {error}") from error

@@ -16,7 +16,7 @@ class StackedParameter:
 
     name: str  # its last part
     source: ExpertSource
-    is_down: bool
+    projection: str  # of an expert that the matrices are, such as gate_up_proj
 
     @property
     def num_experts(self) -> int:
@@ -27,11 +27,19 @@ class StackedParameter:
     def shape(self) -> ModuleShape:
         """Sizes of the matrix of one expert."""
         size, hidden = self.source.config.intermediate_size, self.source.hidden_size
-        return ModuleShape(size, hidden) if self.is_down else ModuleShape(hidden, 2 * size)
+        if self.projection == self.source.names.down:
+            return ModuleShape(size, hidden)
+        return ModuleShape(hidden, 2 * size if self.projection == FUSED else size)
 
     def module(self, expert: int) -> str:
         """Return the name of an expert's matrix."""
-        return self.source.module(expert, self.source.names.down if self.is_down else FUSED)
+        return self.source.module(expert, self.projection)
+
+    def separate_modules(self) -> Iterator[str]:
+        """Yield the modules that an adapter may have instead."""
+        for expert in range(self.num_experts):
+            for name in self.source.firsts if self.projection == FUSED else (self.projection,):
+                yield self.source.module(expert, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +88,9 @@ def _aliases(source: ExpertSource, names: ExpertNames) -> Iterator[tuple[str, st
 
 
 def _parameters(source: ExpertSource, names: ExpertNames) -> Iterator[tuple[str, StackedParameter]]:
-    block = _block(source, names)
-    tensors = ((names.all_gate_up, False), (names.all_down, True))
-    for name, is_down in tensors if source.config.activation != "relu2" else tensors[1:]:
-        module, _, parameter = f"{block}.{name}".rpartition(".")
-        yield module, StackedParameter(parameter, source, is_down)
+    first = (names.all_gate_up, FUSED)
+    if source.config.activation == "relu2":
+        first = (f"{names.experts}.{names.up}", source.names.up)
+    for name, projection in (first, (names.all_down, source.names.down)):
+        module, _, parameter = f"{_block(source, names)}.{name}".rpartition(".")
+        yield module, StackedParameter(parameter, source, projection)

@@ -120,17 +120,9 @@ def _check_experts(
         raise InvalidAdapter(
             f"{source}: {shown(with_magnitude)} cannot have DoRA, since it is an expert; train experts without use_dora"
         )
-    twice = next((each for each in stacked if any(map(experts.__contains__, _modules(each.parameter)))), None)
+    twice = next((each for each in stacked if any(map(experts.__contains__, each.parameter.separate_modules()))), None)
     if twice is not None:
         raise InvalidAdapter(
             f"{source}: the experts of {twice.parameter.source.prefix} are changed twice, as single modules and as the "
             f"parameter {twice.parameter.name}; keep one of them"
         )
-
-
-def _modules(parameter: StackedParameter) -> Iterator[str]:
-    """Yield the modules that a parameter has in one."""
-    source = parameter.source
-    for expert in range(parameter.num_experts):
-        for name in (source.names.down,) if parameter.is_down else source.firsts:
-            yield source.module(expert, name)

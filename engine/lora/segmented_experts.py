@@ -7,7 +7,7 @@ depends on its own adapter only.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -80,8 +80,11 @@ class ExpertRun:
 def _runs(sizes: Sequence[int], adapters: Tensor) -> Iterator[ExpertRun]:
     """Yield the runs of rows with adapters, which are sorted by slot; sizes: rows of each slot."""
     slots = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-    keys, counts = torch.stack((slots, adapters), 1).unique_consecutive(return_counts=True, dim=0)
-    counted = counts.tolist()
-    for (slot, adapter), start, count in zip(keys.tolist(), accumulate(counted, initial=0), counted, strict=False):
+    rows = torch.stack((slots, adapters))
+    is_first = torch.ones(len(slots) + 1, dtype=torch.bool)  # of a run; also the end of the last one
+    is_first[1:-1] = (rows[:, 1:] != rows[:, :-1]).any(0)
+    starts = is_first.nonzero().flatten()
+    of_runs = rows[:, starts[:-1]].tolist()
+    for slot, adapter, (start, stop) in zip(*of_runs, pairwise(starts.tolist()), strict=True):
         if adapter != NONE:
-            yield ExpertRun(slot, adapter, slice(start, start + count))
+            yield ExpertRun(slot, adapter, slice(start, stop))

@@ -67,7 +67,10 @@ def change_tensors(adapter: Path, **tensors: torch.Tensor | None) -> None:
             "alora_invocation_tokens and use_dora are both set, which",
         ),
         ({"layer_replication": [[0, 1]]}, "layers cannot be replicated"),
-        ({"target_parameters": ["experts"]}, "target_parameters is set, but experts have no adapters; target linear"),
+        (
+            {"target_parameters": ["experts.down_proj_bias"]},
+            'target_parameters has "experts.down_proj_bias", but biases',
+        ),
         ({"some_new_option": 1}, "the option 'some_new_option' is not supported; train without it"),
         ({"r": None}, "r is missing"),
         ({"r": "4"}, "r must be a whole number, not '4'"),
