@@ -185,14 +185,6 @@ def test_copies_of_base_weights(engine: Engine, model: Path, tmp_path: Path) -> 
     assert "up_proj.base_layer.weight' is a base weight, which cannot be replaced" in refusal(engine, adapter)
 
 
-def test_experts(tmp_path: Path) -> None:
-    model = make_checkpoint("qwen3-moe", tmp_path / "model")
-    engine = lora_engine(model)
-    adapter = make_adapter(model, tmp_path / "a", ["q_proj", "gate_proj"])
-    assert "cannot be changed: experts have no adapters; target the attention's projections" in refusal(engine, adapter)
-    engine.adapters.load("a", make_adapter(model, tmp_path / "b", ["q_proj"]))
-
-
 def test_values_that_are_too_large_for_the_type(model: Path, tmp_path: Path) -> None:
     adapter = make_adapter(model, tmp_path / "a", ["q_proj"], lora_alpha=1e7)
     engine = lora_engine(model, lora_dtype="float16")
