@@ -69,7 +69,7 @@ def change_tensors(adapter: Path, **tensors: torch.Tensor | None) -> None:
         ({"layer_replication": [[0, 1]]}, "layers cannot be replicated"),
         (
             {"target_parameters": ["experts.down_proj_bias"]},
-            'target_parameters has "experts.down_proj_bias", but biases',
+            "target_parameters has 'experts.down_proj_bias', but biases",
         ),
         ({"some_new_option": 1}, "the option 'some_new_option' is not supported; train without it"),
         ({"r": None}, "r is missing"),
