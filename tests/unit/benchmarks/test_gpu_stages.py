@@ -15,8 +15,8 @@ from baton.engine.lora import adaptable
 from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer
 from baton.engine.lora.base import ModelAdapters
 from baton.engine.lora.config import LoraConfig
-from baton.engine.lora.segmented import SegmentedAdapters
 from baton.engine.lora.row_slots import RowSlots
+from baton.engine.lora.segmented import SegmentedAdapters
 from baton.engine.lora.stacked import StackedAdapters
 from baton.engine.outputs import SampledToken
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
