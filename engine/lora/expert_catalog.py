@@ -38,7 +38,7 @@ class StackedParameter:
     def separate_modules(self) -> Iterator[str]:
         """Yield the modules that an adapter may have instead."""
         for expert in range(self.num_experts):
-            for name in self.source.firsts if self.projection == FUSED else (self.projection,):
+            for name in (*self.source.firsts, FUSED) if self.projection == FUSED else (self.projection,):
                 yield self.source.module(expert, name)
 
 
@@ -49,6 +49,7 @@ class ExpertCatalog:
     shapes: Mapping[str, ModuleShape]  # of each expert's modules
     aliases: Mapping[str, str]  # modules by the names that another version of transformers gives them
     stacked: Mapping[str, Sequence[StackedParameter]]  # by the module that has them, in its order
+    firsts: Sequence[str] = ()  # names of the projections of an expert's input
     num_experts: int = 0
 
     @classmethod
@@ -63,10 +64,8 @@ class ExpertCatalog:
                 aliases |= (pair for pair in _aliases(source, names) if pair[0] != pair[1])
                 for module, parameter in _parameters(source, names):
                     stacked.setdefault(module, []).append(parameter)
-        return cls(shapes, aliases, stacked, max((each.config.num_experts for each in sources), default=0))
-
-
-NO_EXPERTS = ExpertCatalog({}, {}, {})
+        num_experts = max((each.config.num_experts for each in sources), default=0)
+        return cls(shapes, aliases, stacked, sources[0].firsts if sources else (), num_experts)
 
 
 def _block(source: ExpertSource, names: ExpertNames) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from baton.engine.checkpoint.json_object import shown
 from baton.engine.errors import InvalidAdapter
+from baton.engine.layers.expert_source import FUSED
 from baton.engine.lora.adapter_tensors import ModuleTensors
 from baton.engine.lora.expert_catalog import ExpertCatalog, StackedParameter
 from baton.engine.lora.fit import ModuleShape
@@ -120,6 +121,10 @@ def _check_experts(
         raise InvalidAdapter(
             f"{source}: {shown(with_magnitude)} cannot have DoRA, since it is an expert; train experts without use_dora"
         )
+    fused = (name.removesuffix(FUSED) for name in experts if name.endswith(f".{FUSED}"))
+    for expert in fused:
+        if any(f"{expert}{first}" in experts for first in catalog.firsts):
+            raise InvalidAdapter(f"{source}: {expert}{FUSED} is changed twice, as one projection and as two")
     twice = next((each for each in stacked if any(map(experts.__contains__, each.parameter.separate_modules()))), None)
     if twice is not None:
         raise InvalidAdapter(

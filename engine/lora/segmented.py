@@ -16,7 +16,7 @@ from baton.engine.layers.linear import Linear
 from baton.engine.layers.weights.panel_weight import can_have_panels
 from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer, Inputs
 from baton.engine.lora.low_rank import LowRank
-from baton.engine.lora.segment import Product, Segment
+from baton.engine.lora.segment import AdapterProducts, Product, Segment
 from baton.engine.lora.segmented_experts import SegmentedExperts
 
 
@@ -91,7 +91,8 @@ class SegmentedAdapters:
         """
         self.load_s = 0.0
         self._layers = [*layers, *(layer for each in mixtures for layer in each.layers)]
-        self._products: dict[int, Sequence[Product | None]] = {}
+        self._mixtures = [each.places for each in mixtures]
+        self._products: dict[int, AdapterProducts] = {}
         self.segments: list[Segment] = []  # of the tokens
         self.last_segments: list[Segment] = []  # of the tokens whose logits are wanted
         for place, layer in enumerate(layers):
@@ -102,10 +103,11 @@ class SegmentedAdapters:
     @torch.inference_mode()
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
         """Lay out the matrices for products; see ModelAdapters."""
-        self._products[number] = [
+        products = [
             None if each is None else product_of(each, layer.inputs, layer.bias)
             for layer, each in zip(self._layers, matrices, strict=True)
         ]
+        self._products[number] = AdapterProducts.of(products, self._mixtures)
 
     def remove(self, number: int) -> None:
         """Drop an adapter; the products of the last step stay until the next one."""
@@ -145,7 +147,7 @@ class SegmentedAddend:
     def __call__(self, x: Tensor, output: Tensor) -> Tensor:
         """Return output [num_rows, out_features] for x [num_rows, in_features] or [num_rows], changed in place."""
         for segment in self._adapters.last_segments if self._is_last else self._adapters.segments:
-            product = segment.products[self._place]
+            product = segment.products.of_layers[self._place]
             if product is not None:
                 product(x[segment.rows], output[segment.rows])
         return output

@@ -29,7 +29,7 @@ class SegmentedExperts:
 
     def dispatch(self, moe: MoE, x: Tensor, chosen: Tensor, weights: Tensor) -> Callable[[], Tensor] | None:
         """Start to send tokens to their experts; see MixtureAdapters."""
-        segments = [each for each in self._segments() if each.changes(self._places)]
+        segments = [each for each in self._segments() if self._places in each.products.mixtures]
         if not segments:
             return None
         places = [torch.arange(each.rows.start, each.rows.stop) for each in segments]
@@ -63,7 +63,7 @@ class SegmentedExpertAddends:
         """Change output in place; see ExpertAddends."""
         assert not isinstance(sizes, Tensor), "the host must know which expert gets which rows"
         for run in _runs(sizes, adapters):
-            found = self.segments[run.adapter].products[self.places[2 * run.slot + product.value]]
+            found = self.segments[run.adapter].products.of_layers[self.places[2 * run.slot + product.value]]
             if found is not None:
                 found(x[run.rows], output[run.rows])
 

@@ -31,8 +31,9 @@ class StackedExperts:
         self.addends: StackedExpertAddends | None = None  # None: no adapter has changed experts so far
 
     def allocate(self, config: LoraConfig, dtype: torch.dtype) -> None:
-        """Allocate the slots; no-op if they are there."""
+        """Allocate the slots; no-op if they are there. Grouped products need bfloat16, whatever the type."""
         if self.addends is None:
+            dtype = torch.bfloat16 if self._experts.moe.experts.is_grouped else dtype
             gate_up, down = (
                 ExpertSlots.of(each, config, dtype) for each in (self._experts.gate_up, self._experts.down)
             )

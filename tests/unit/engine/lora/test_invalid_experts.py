@@ -68,6 +68,8 @@ def test_parameters_with_all_experts(mixture: Engine, tmp_path: Path) -> None:
     assert "but max_lora_rank is 16; start with --max-lora-rank 20" in refused(pair(EXPERT, 32, 64, 160), r=20)
     assert "target_parameters names 1 of its 2" in refused(gate_up, target_parameters=["experts.down_proj"])
     assert "are changed twice, as single modules and as the parameter down_proj" in refused(down | separate)
+    both = pair(f"{EXPERT}.3.gate_up_proj", 64, 64) | pair(f"{EXPERT}.3.up_proj", 64, 32)
+    assert "experts.3.gate_up_proj is changed twice, as one projection and as two" in refused(both)
     assert "has values that are not finite" in refused(
         {name: each.fill_(torch.nan) if "lora_B" in name else each for name, each in gate_up.items()} | down
     )
