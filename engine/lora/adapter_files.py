@@ -17,6 +17,7 @@ from baton.engine.lora.adapter_tensors import DTYPES, ModuleTensors, by_module
 from baton.engine.lora.base_checkpoint import BaseCheckpoint, BaseWeights
 from baton.engine.lora.expert_catalog import ExpertCatalog
 from baton.engine.lora.expert_tensors import StackedTensors, sort_modules
+from baton.engine.lora.finite import all_finite
 from baton.engine.lora.fit import EMBEDDING, ModuleShape, check_fits
 from baton.engine.lora.peft_config import PeftConfig
 
@@ -194,7 +195,7 @@ def _stacked_matrices(
 
 def _tensor(file: BufferedReader, stored: StoredTensor) -> Tensor:
     tensor = _read(file, stored, 0, stored.num_bytes)
-    if not tensor.isfinite().all():
+    if not all_finite(tensor):
         raise InvalidAdapter(f"{stored.file}: {stored.name} has values that are not finite")
     return tensor.view(stored.shape)
 

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from baton.engine.lora.panel_product import PanelProduct, add_all
 
 Product = Callable[[Tensor, Tensor], None]  # adds what an adapter does to a layer's input to its output
 
@@ -28,3 +31,19 @@ class Segment:
 
     rows: slice
     products: AdapterProducts
+
+
+def add_products(runs: Iterable[tuple[Product | None, slice]], x: Tensor, output: Tensor) -> None:
+    """Change rows of output [num_rows, out_features] in place, for x [num_rows, in_features] or [num_rows].
+
+    runs: products and their rows; those of Baton's own kernels are one native call.
+    """
+    native = []
+    is_native = x.dtype == output.dtype == torch.bfloat16 and output.is_contiguous()
+    for product, rows in runs:
+        if is_native and isinstance(product, PanelProduct):
+            native.append((product.products, rows.start, rows.stop - rows.start))
+        elif product is not None:
+            product(x[rows], output[rows])
+    if native:
+        add_all(native, x, output)

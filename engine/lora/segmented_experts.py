@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.engine.layers.experts import AdaptedRows, ExpertProduct
 from baton.engine.layers.moe import MoE
-from baton.engine.lora.segment import Segment
+from baton.engine.lora.segment import Product, Segment, add_products
 
 NONE = -1  # adapter of rows that repeat others, to fill a tile
 
@@ -62,10 +62,11 @@ class SegmentedExpertAddends:
     ) -> None:
         """Change output in place; see ExpertAddends."""
         assert not isinstance(sizes, Tensor), "the host must know which expert gets which rows"
-        for run in _runs(sizes, adapters):
-            found = self.segments[run.adapter].products.of_layers[self.places[2 * run.slot + product.value]]
-            if found is not None:
-                found(x[run.rows], output[run.rows])
+        runs = ((self._product(product, run), run.rows) for run in _runs(sizes, adapters))
+        add_products(runs, x, output)
+
+    def _product(self, product: ExpertProduct, run: "ExpertRun") -> Product | None:
+        return self.segments[run.adapter].products.of_layers[self.places[2 * run.slot + product.value]]
 
 
 @dataclass(frozen=True, slots=True)
