@@ -108,7 +108,7 @@ async def test_handovers_and_pulled_kv(
             await each.wait_idle()
 
 
-@pytest.mark.parametrize("flags", [(), (SHARDED, "--expert-parallel=2")], ids=str)
+@pytest.mark.parametrize("flags", [(), (SHARDED, "--expert-parallel=2", "--kv-shards=2")], ids=str)
 async def test_handovers_of_a_mixed_batch_with_adapters_of_experts(tmp_path: Path, flags: tuple[str, ...]) -> None:
     model = make_checkpoint("qwen3-moe", tmp_path / "model")
     engine, wanted = lora_engine(model), {}
@@ -118,7 +118,7 @@ async def test_handovers_of_a_mixed_batch_with_adapters_of_experts(tmp_path: Pat
     for name in (None, "0", "1"):
         wanted[name] = run(engine, request(str(name), PROMPT, name, SAMPLING))[str(name)]
     assert len({tuple(each) for each in wanted.values()}) == 3
-    roles = (("prefill", *FLAGS), ("decode", *FLAGS, *flags))
+    roles = (("prefill", *FLAGS, *flags[2:]), ("decode", *FLAGS, *flags))
     async with worker_processes(model, tmp_path, *roles) as (prefill, decode), decode_client(decode) as client:
         known: dict[str | None, worker_pb2.Adapter | None] = {None: None}
         for name, path in zip(("0", "1"), adapters, strict=True):
