@@ -35,19 +35,33 @@ class SegmentedExperts:
         places = [torch.arange(each.rows.start, each.rows.stop) for each in segments]
         adapters = torch.arange(len(places)).repeat_interleave(torch.tensor([len(each) for each in places]))
         changed = torch.cat(places)
+        addends = SegmentedExpertAddends(segments, self._places)
+        if len(changed) == len(x):
+            return _dispatch(moe, x, chosen, weights, adapters, addends)
         others = torch.ones(len(x), dtype=torch.bool).index_fill_(0, changed, False).nonzero().flatten()
         compute_others = moe.dispatch(x[others], chosen[others], weights[others])
-        dispatch = moe.exchange.dispatch(x[changed], chosen[changed])
+        compute_changed = _dispatch(moe, x[changed], chosen[changed], weights[changed], adapters, addends)
 
         def compute() -> Tensor:
-            arrived = dispatch.receive()
-            adapted = AdaptedRows(arrived.of_tokens(adapters, NONE), SegmentedExpertAddends(segments, self._places))
             result = torch.empty_like(x)
-            result[changed] = dispatch.combine(moe.experts(arrived.rows, arrived.sizes, adapted), weights[changed])
-            result[others] = compute_others()
+            result[changed], result[others] = compute_changed(), compute_others()
             return result
 
         return compute
+
+
+def _dispatch(
+    moe: MoE, x: Tensor, chosen: Tensor, weights: Tensor, adapters: Tensor, addends: "SegmentedExpertAddends"
+) -> Callable[[], Tensor]:
+    """Start to send tokens to their experts, all with an adapter of the step: adapters [num_tokens]."""
+    dispatch = moe.exchange.dispatch(x, chosen)
+
+    def compute() -> Tensor:
+        arrived = dispatch.receive()
+        adapted = AdaptedRows(arrived.of_tokens(adapters, NONE), addends)
+        return dispatch.combine(moe.experts(arrived.rows, arrived.sizes, adapted), weights)
+
+    return compute
 
 
 @dataclass(frozen=True, slots=True)
