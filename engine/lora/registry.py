@@ -95,7 +95,7 @@ class AdapterRegistry:
 
     def _read(self, adapted: AdaptedLayers, name: str, path: Path, number: int) -> ReadAdapter:
         started_s = time.perf_counter()
-        files, dtype = read_adapter(path, self.config.max_rank, adapted.sources, adapted.base), adapted.dtype
+        files, dtype = read_adapter(path, self.config.max_rank, adapted.model), adapted.dtype
         targets = sorted({module.rpartition(".")[2] for module in files.modules})
         info = AdapterInfo(
             name, files.digest(dtype), files.rank, files.num_bytes, files.base_model, target_modules=tuple(targets)
