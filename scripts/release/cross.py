@@ -44,8 +44,8 @@ def cross_environment(compiler: Path, python: str) -> Iterator[dict[str, str]]:
             "CC": command,
             "CXX": command,
             "CPPFLAGS": f"-I{include}",
-            "LDSHARED": f"{command} -shared",
-            "LDCXXSHARED": f"{command} -shared",
+            "LDSHARED": f"{command} -shared -s",
+            "LDCXXSHARED": f"{command} -shared -s",
         }
 
 
