@@ -16,6 +16,7 @@ from baton.engine.layers.linear_source import LinearSource
 from baton.engine.lora.activation import activated_digest
 from baton.engine.lora.adapter_tensors import DTYPES, ModuleTensors, by_module
 from baton.engine.lora.base_checkpoint import BaseCheckpoint, BaseWeights
+from baton.engine.lora.finite import all_finite
 from baton.engine.lora.fit import EMBEDDING, ModuleShape, check_fits
 from baton.engine.lora.peft_config import PeftConfig
 
@@ -167,7 +168,7 @@ def _matrices(file: BufferedReader, module: ModuleTensors, config: PeftConfig) -
 
 def _tensor(file: BufferedReader, stored: StoredTensor) -> Tensor:
     tensor = _read(file, stored, 0, stored.num_bytes)
-    if not tensor.isfinite().all():
+    if not all_finite(tensor):
         raise InvalidAdapter(f"{stored.file}: {stored.name} has values that are not finite")
     return tensor.view(stored.shape)
 

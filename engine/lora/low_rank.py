@@ -12,6 +12,7 @@ from baton.engine.errors import InvalidAdapter
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.lora.adapter_files import AdapterFiles, ModuleMatrices
 from baton.engine.lora.dora import Factors, key_of
+from baton.engine.lora.finite import all_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def _low_rank(files: AdapterFiles, source: LinearSource, dtype: torch.dtype, fac
         return None
     a = torch.cat([F.pad(each.a[:, source.columns].to(dtype), (0, 0, 0, each.rank % 2)) for each in modules.values()])
     made = LowRank(a, _outputs(source.parts, modules, dtype, factors))
-    if not all(bool(each.isfinite().all()) for each in (a, *(output.b for output in made.outputs))):
+    if not all(map(all_finite, (a, *(output.b for output in made.outputs)))):
         kind = str(dtype).removeprefix("torch.")
         raise InvalidAdapter(
             f"{files.source}: values of {', '.join(modules)} are too large for {kind}; start with --lora-dtype float32"

@@ -13,27 +13,12 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.execution.batch import Batch
-from baton.engine.layers.linear import Linear
 from baton.engine.layers.weights.panel_weight import can_have_panels
 from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
 from baton.engine.lora.low_rank import LowRank
+from baton.engine.lora.panel_product import PanelLookup, PanelProduct, add_all
 
 Product = Callable[[Tensor, Tensor], None]  # adds what an adapter does to a layer's input to its output
-
-
-class PanelProduct:
-    """Baton's own products, in bf16."""
-
-    def __init__(self, matrices: LowRank, inputs: Inputs) -> None:
-        is_lookup = inputs is Inputs.TOKEN_IDS
-        self._a: Linear | Tensor = matrices.a.t().contiguous() if is_lookup else Linear(matrices.a)
-        self._outputs = [(each.columns, each.ranks, Linear(each.b)) for each in matrices.outputs]
-
-    def __call__(self, x: Tensor, output: Tensor) -> None:
-        """Change output [num_rows, out_features] in place, for x [num_rows, in_features] or [num_rows]."""
-        inner = F.embedding(x, self._a) if isinstance(self._a, Tensor) else self._a(x.bfloat16())
-        for columns, ranks, b in self._outputs:
-            output[:, columns].add_(b(inner[:, ranks]))
 
 
 class PlainProduct:
@@ -77,7 +62,9 @@ class RescaledProduct:
 def product_of(matrices: LowRank, inputs: Inputs = Inputs.STATES, bias: Tensor | None = None) -> Product:
     """Lay out matrices for products. bias: of the layer whose outputs they change."""
     has_panels = all(map(can_have_panels, (matrices.a, *(each.b for each in matrices.outputs))))
-    product: Product = PanelProduct(matrices, inputs) if has_panels else PlainProduct(matrices, inputs)
+    product: Product = PlainProduct(matrices, inputs)
+    if has_panels:
+        product = PanelLookup(matrices) if inputs is Inputs.TOKEN_IDS else PanelProduct(matrices)
     is_rescaled = any(each.gain is not None for each in matrices.outputs)
     return RescaledProduct(matrices, product, bias) if is_rescaled else product
 
@@ -148,8 +135,14 @@ class SegmentedAddend:
 
     def __call__(self, x: Tensor, output: Tensor) -> Tensor:
         """Return output [num_rows, out_features] for x [num_rows, in_features] or [num_rows], changed in place."""
+        runs = []  # for one native call
+        is_native = x.dtype == output.dtype == torch.bfloat16 and output.is_contiguous()
         for segment in self._adapters.last_segments if self._is_last else self._adapters.segments:
-            product = segment.products[self._place]
-            if product is not None:
-                product(x[segment.rows], output[segment.rows])
+            product, rows = segment.products[self._place], segment.rows
+            if is_native and isinstance(product, PanelProduct):
+                runs.append((product.products, rows.start, rows.stop - rows.start))
+            elif product is not None:
+                product(x[rows], output[rows])
+        if runs:
+            add_all(runs, x, output)
         return output

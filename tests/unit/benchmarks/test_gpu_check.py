@@ -270,6 +270,7 @@ def test_a_recurrent_state_that_is_lost_is_found(
     assert [(finding.case, finding.ok) for finding in record.findings] == expected
 
 
+@pytest.mark.slow
 def test_packed_weights_are_checked_again_in_the_same_directory(setting: Setting) -> None:
     record, gptq = Record(), next(fmt for fmt in packed.formats() if fmt.write is not None)
     for _ in range(2):
