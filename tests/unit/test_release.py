@@ -1,14 +1,17 @@
 """Releases: one version everywhere, what is refused, and the files; the wheels in a slow test, from a clone."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from scripts.release.__main__ import SUMS, checksums
 from scripts.release.bill import bill
@@ -51,6 +54,18 @@ def test_wheel_chart_and_images_have_one_version() -> None:
     named = ("docs/installation.md", "docs/kubernetes.md", "examples/compose/compose.yaml", "scripts/kind.sh")
     for name in named:
         assert version_of(ROOT) in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+def test_classifiers_and_wheels_are_of_the_pythons_that_are_required() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    required = SpecifierSet(project["project"]["requires-python"])
+    minors = [minor for minor in range(30) if f"3.{minor}.0" in required]
+    named = re.findall(r"Python :: 3\.(\d+)", "\n".join(project["project"]["classifiers"]))
+    released = re.search(r"^RELEASE_PYTHONS \?= (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [int(each) for each in named] == minors
+    assert released is not None
+    assert released[1].split() == [f"python3.{minor}" for minor in minors]
+    assert project["tool"]["cibuildwheel"]["build"].split() == [f"cp3{minor}-manylinux*" for minor in minors]
 
 
 def test_a_committed_tree_with_one_version_can_be_released(tree: Path) -> None:
