@@ -21,9 +21,9 @@ class Ended(OfflineError):
 
 
 class RequestFailed(OfflineError):
-    """A request failed; `index` is that of its prompt in the list."""
+    """A request failed; `index` is that of its prompt in the list, which `label` names."""
 
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"prompt {index} failed: {reason}")
+    def __init__(self, index: int, reason: str, label: str = "prompt") -> None:
+        super().__init__(f"{label} {index} failed: {reason}")
         self.index = index
         self.reason = reason

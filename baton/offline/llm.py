@@ -24,7 +24,7 @@ from baton.offline.batch_size import max_in_flight
 from baton.offline.completions import Completions
 from baton.offline.conversations import IMAGES_IN_FLIGHT, Conversations
 from baton.offline.embeddings import Embedding
-from baton.offline.errors import Ended
+from baton.offline.errors import Ended, RequestFailed
 from baton.offline.images import LocalImages
 from baton.offline.options import StrPath, read_options
 from baton.offline.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
@@ -35,7 +35,7 @@ from baton.offline.progress_bar import ProgressBar, UseTqdm
 from baton.offline.prompts import Message, Prompt, PromptReader, Tokens, as_list
 from baton.offline.requests import Job, Request, Requests
 from baton.offline.sampling_params import SamplingParams
-from baton.offline.scores import check_pairs, scores
+from baton.offline.scores import LABELS, check_pairs, failure_of_input, scores
 from baton.router.model_info import read_model_info
 from baton.router.text.tokenizer import Tokenizer
 from baton.router.text.tokenizer_files import read_tokenizer
@@ -148,20 +148,27 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of each prompt, in order, of a model with a pooling. Raises as `generate` does."""
         tokens = self._tokenize(partial(self._reader.read, as_list(prompts), room=0))
-        jobs = [Embedding(self._next_id(), each, dimensions) for each in tokens]
-        return self._send(jobs, self._max_in_flight, use_tqdm)
+        return self._embed(tokens, dimensions, use_tqdm)
 
     def score(
         self, data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = True
     ) -> list[ScoringRequestOutput]:
         """Return the similarity of each pair of texts: the cosine of their embeddings; one `data_1` stands for all.
 
-        Raises as `embed` does.
+        Raises as `embed` does; the errors name `data_1` or `data_2`, and the index there.
         """
-        first, second = as_list(data_1), as_list(data_2)
-        check_pairs(len(first), len(second))
-        found = self.embed([*first, *second], use_tqdm=use_tqdm)
-        return scores(found[: len(first)], found[len(first) :])
+        lists = as_list(data_1, "data_1"), as_list(data_2, "data_2")
+        num_first = len(lists[0])
+        check_pairs(num_first, len(lists[1]))
+        first, second = (
+            self._tokenize(partial(self._reader.read, prompts, room=0, label=label))
+            for label, prompts in zip(LABELS, lists, strict=True)
+        )
+        try:
+            found = self._embed([*first, *second], None, use_tqdm)
+        except RequestFailed as error:
+            raise failure_of_input(error, num_first) from None
+        return scores(found[:num_first], found[num_first:])
 
     def reset_prefix_cache(self) -> bool:
         """Have the workers forget the cached blocks that no request uses; return True. Raises RequestFailed."""
@@ -229,6 +236,12 @@ class LLM:
         most = IMAGES_IN_FLIGHT if any(prompt.chat for prompt in tokens) else self._max_in_flight
         num_each = max((each.n for each in params), default=1)
         return self._send(jobs, max(1, min(most, self._max_in_flight) // num_each), use_tqdm)
+
+    def _embed(
+        self, tokens: Sequence[Tokens], dimensions: int | None, use_tqdm: UseTqdm
+    ) -> list[EmbeddingRequestOutput]:
+        jobs = [Embedding(self._next_id(), each, dimensions) for each in tokens]
+        return self._send(jobs, self._max_in_flight, use_tqdm)
 
     def _send(self, jobs: Sequence[Job[T]], max_in_flight: int, use_tqdm: UseTqdm) -> list[T]:
         with ProgressBar(use_tqdm, len(jobs), "Processed prompts") as bar:

@@ -56,12 +56,12 @@ class Tokens:
     chat: ImageChat | None = None  # sent in place of the tokens; None: the prompt has no images
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return several prompts or a single one as a list. A list of numbers is one prompt."""
+def as_list(prompts: Prompt | Sequence[Prompt], name: str = "prompts") -> list[Prompt]:
+    """Return several prompts or a single one as a list. A list of numbers is one prompt. `name`: in errors."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable):
-        raise ValueError("prompts must be a prompt or a list of prompts")
+        raise ValueError(f"{name} must be a prompt or a list of prompts")
     several = list(prompts)
     return [several] if several and isinstance(several[0], int) else several  # type: ignore[list-item, return-value]
 
@@ -74,10 +74,10 @@ class PromptReader:
     model: ModelInfo
     max_model_len: int
 
-    async def read(self, prompts: Sequence[Prompt], room: int) -> list[Tokens]:
+    async def read(self, prompts: Sequence[Prompt], room: int, label: str = "prompt") -> list[Tokens]:
         """Return the tokens of all prompts. `room`: tokens that the context must leave for the output.
 
-        Raises ValueError for the first prompt that is invalid or too long, with its index.
+        Raises ValueError for the first prompt that is invalid or too long, with its index after `label`.
         """
         found: list[Tokens] = []
         for index, prompt in enumerate(prompts):
@@ -85,7 +85,7 @@ class PromptReader:
             try:
                 found.append(self.checked(await self._tokens(prompt), room))
             except (InvalidRequest, ValueError) as error:
-                raise ValueError(f"prompt {index}: {error}") from None
+                raise ValueError(f"{label} {index}: {error}") from None
         return found
 
     async def read_chats(self, bodies: Sequence[Mapping[str, object]]) -> list[Tokens]:

@@ -3,13 +3,22 @@
 import math
 from collections.abc import Sequence
 
+from baton.offline.errors import RequestFailed
 from baton.offline.outputs import EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
+
+LABELS = ("data_1, prompt", "data_2, prompt")  # of the inputs in errors
 
 
 def check_pairs(num_first: int, num_second: int) -> None:
     """Raise ValueError unless there is a first text for each second one, or one for all."""
     if num_first not in (1, num_second):
         raise ValueError(f"data_1 has {num_first} texts and data_2 {num_second}: give as many, or one as data_1")
+
+
+def failure_of_input(error: RequestFailed, num_first: int) -> RequestFailed:
+    """Return the error of a prompt with its index in `data_1` or `data_2`, of one with its index in their sequence."""
+    is_second = error.index >= num_first
+    return RequestFailed(error.index - num_first * is_second, error.reason, LABELS[is_second])
 
 
 def scores(

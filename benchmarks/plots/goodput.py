@@ -9,7 +9,11 @@ from matplotlib.figure import Figure
 
 from benchmarks.plots.theme import BATON, INK, LIMIT, MUTED, PAPER, PEERS
 
-SYSTEMS = {"colocated": "2 colocated", "always_remote": "1 prefill + 1 decode", "priced": "1 both + 1 decode, priced"}
+SYSTEMS = {
+    "colocated": "2 colocated",
+    "always_remote": "1 prefill + 1 decode",
+    "priced": "1 colocated + 1 decode, priced",
+}
 SYSTEM_COLORS = (PEERS[0], PEERS[1], BATON)
 DEPLOYMENTS = (
     (False, PEERS[0], "s", "colocated"),
@@ -36,7 +40,9 @@ def measured_figure(results: Path) -> Figure:
         heights = [row["goodput/s"] for row in of_system]
         spreads = [row["goodput/s"] * row["spread %"] / 200 for row in of_system]
         axes.bar(places, heights, width=0.24, color=color, label=SYSTEMS[system])
-        axes.errorbar(places, heights, spreads, fmt="none", ecolor=INK, elinewidth=1, capsize=3)
+        for ink, width in ((PAPER, 3), (INK, 1)):  # with an edge, to be seen on bars of every colour
+            lines = {"elinewidth": width, "capsize": 3, "capthick": width}
+            axes.errorbar(places, heights, spreads, fmt="none", ecolor=ink, **lines)
         for place, height in zip(places, heights, strict=True):
             axes.text(place, 0.15, f"{height:.1f}", ha="center", fontsize=9.5, color=PAPER, fontweight="bold")
     for place, trace in enumerate(TRACES):

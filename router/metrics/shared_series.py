@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import orjson
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar, Sample
 
 from baton.router.metrics.metrics import PREFIX
 from baton.router.metrics.process_states import NAME_LABEL
@@ -35,11 +36,14 @@ def _is_shared(family: Metric) -> bool:
 
 def pack_series(families: Iterable[Metric]) -> bytes:
     """Serialise families for another process. Values are strings, as JSON has no infinity."""
+    return orjson.dumps(
+        [(each.name, each.documentation, each.type, [*map(_packed, each.samples)]) for each in families]
+    )
 
-    def samples(family: Metric) -> list[tuple[str, Mapping[str, str], str]]:
-        return [(each.name, each.labels, repr(float(each.value))) for each in family.samples]
 
-    return orjson.dumps([(each.name, each.documentation, each.type, samples(each)) for each in families])
+def _packed(sample: Sample) -> tuple[str, Mapping[str, str], str, tuple[object, ...] | None]:
+    exemplar = None if sample.exemplar is None else tuple(sample.exemplar)
+    return sample.name, sample.labels, repr(float(sample.value)), exemplar
 
 
 def unpack_series(packed: bytes) -> list[Metric]:
@@ -47,8 +51,8 @@ def unpack_series(packed: bytes) -> list[Metric]:
     families = []
     for name, documentation, kind, samples in orjson.loads(packed):
         family = Metric(name, documentation, kind)
-        for sample_name, labels, value in samples:
-            family.add_sample(sample_name, labels, float(value))
+        for sample_name, labels, value, exemplar in samples:
+            family.add_sample(sample_name, labels, float(value), exemplar=exemplar and Exemplar(*exemplar))
         families.append(family)
     return families
 
@@ -66,7 +70,8 @@ def one_page(by_process: Mapping[int, Iterable[Metric] | None], shared: Iterable
         for family in families or ():
             whole = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
-                whole.add_sample(sample.name, {**sample.labels, PROCESS_LABEL: str(process)}, sample.value)
+                labels = {**sample.labels, PROCESS_LABEL: str(process)}
+                whole.add_sample(sample.name, labels, sample.value, exemplar=sample.exemplar)
     return _Families([up, *(family for family in merged.values() if family.samples), *shared])
 
 

@@ -77,8 +77,9 @@ class Recording:
         return None
 
     async def _find(self, key: TimelineKey) -> bytes | None:
-        timeline = None if self.timelines is None else self.timelines.find(key)
-        return await self.group.find(key) if timeline is None and self.group is not None else timeline
+        if self.group is not None:
+            return await self.group.find(key)
+        return None if self.timelines is None else self.timelines.find(key)
 
     async def __aenter__(self) -> "Recording":
         if self.group is not None:

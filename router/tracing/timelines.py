@@ -58,7 +58,7 @@ class Timelines:
             self._num_bytes -= len(self._by_key.popitem(last=False)[1])
 
     def find(self, key: TimelineKey) -> bytes | None:
-        """Return a timeline; None if the request is unknown or was dropped."""
+        """Return the newest timeline with this key; None if the request is unknown or was dropped."""
         running = _last(self._running, key)
         return _last(self._by_key, key) if running is None else orjson.dumps(timeline_of(running))
 

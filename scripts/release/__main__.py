@@ -1,7 +1,7 @@
 """`make release`: all files of a release, into dist/. Publishes nothing.
 
 1. Refuse a tree that is dirty, names several versions, or has a version without a section of the changelog.
-2. Build the sdist, and from it a wheel for each CPython; check both.
+2. Build the sdist, and from it wheels for each CPython, on this processor and on aarch64; check them.
 3. Package the chart, and write the bill of materials and the checksums.
 """
 
@@ -16,7 +16,7 @@ import helm_python
 
 from scripts.release.bill import write_bill
 from scripts.release.checks import git, problems, version_of
-from scripts.release.wheels import build_sdist, build_wheel, run, runnable
+from scripts.release.wheels import build_sdist, build_wheels, run, runnable
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMS = "SHA256SUMS"
@@ -34,8 +34,7 @@ def release(root: Path, pythons: Sequence[str]) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     sdist = build_sdist(root, target, epoch)
-    for python in pythons:
-        build_wheel(root, python, sdist, target, epoch)
+    build_wheels(root, pythons, sdist, target, epoch)
     run([sys.executable, "-m", "twine", "check", "--strict", *target.iterdir()])
     helm_python.package(root / "helm/baton", destination=target, version=version, app_version=version)
     write_bill(root, version, target / f"baton_serve-{version}.cdx.json")

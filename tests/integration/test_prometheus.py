@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,9 +16,11 @@ from baton.deployment.local.ports import free_ports
 from benchmarks.server import served
 from tests.helm.monitoring.alerts import PLAIN
 from tests.helm.monitoring.dashboard_file import dashboards, queries
+from tests.otlp_collector import grpc_collector
 
 CONFIG = PLAIN.with_name("prometheus.yaml")
 VARIABLES = {"$namespace": ".*", "$service": ".*", "$model": ".*", "$worker": ".*"}
+TRACE_ID = "a" * 32
 LONG_PROMPT = "The module calendar prints a month. " * 24
 
 pytestmark = [
@@ -37,7 +40,7 @@ async def prometheus(directory: Path, router: str) -> AsyncIterator[httpx.AsyncC
     [port] = free_ports("127.0.0.1", 1)
     process = await asyncio.create_subprocess_exec(
         *("prometheus", f"--config.file={directory / 'prometheus.yaml'}", f"--storage.tsdb.path={directory / 'data'}"),
-        *(f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"),
+        *(f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", "--enable-feature=exemplar-storage"),
     )
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False, timeout=30) as client:
@@ -93,6 +96,26 @@ async def test_rules_and_dashboards_work_with_a_real_prometheus(tmp_path: Path) 
                 empty.append((query.panel, query.expression))
         assert len(empty) < 20, empty  # of what did not happen: no autoscaler, no store, no restart, no failure
         await check_vllm_names(client)
+
+
+@pytest.mark.parametrize("num_routers", ["1", "2"])
+async def test_prometheus_stores_the_trace_ids_of_exemplars(tmp_path: Path, num_routers: str) -> None:
+    begun_s, headers = time.time(), {"traceparent": f"00-{TRACE_ID}-{'b' * 16}-01"}
+    async with grpc_collector() as collector:
+        options = ("--router-processes", num_routers, "--otlp-traces-endpoint", collector.endpoint)
+        async with (
+            served("", "--dtype", "float32", *options) as url,
+            prometheus(tmp_path, url) as client,
+            httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as baton,
+        ):
+            body = {"model": "baton-bundled", "prompt": LONG_PROMPT, "max_tokens": 2}
+            (await baton.post("/v1/completions", json=body, headers=headers)).raise_for_status()
+            for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "handover_seconds"):
+                query = f"baton:{name}_bucket"
+                span = {"start": str(begun_s), "end": str(begun_s + 600)}
+                [series, *_] = await until(client, "query_exemplars", bool, query=query, **span)
+                assert [each["labels"] for each in series["exemplars"]] == [{"trace_id": TRACE_ID}], query
+                assert series["seriesLabels"]["__name__"] == query
 
 
 async def check_vllm_names(client: httpx.AsyncClient) -> None:

@@ -1,16 +1,22 @@
 """Releases: one version everywhere, what is refused, and the files; the wheels in a slow test, from a clone."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from scripts.release.__main__ import SUMS, checksums
 from scripts.release.bill import bill
 from scripts.release.checks import problems, version_of, versions
+from scripts.release.cross import AARCH64, ELF_MACHINE, cross_environment, foreign_modules, is_cross_compiler
 from scripts.release.wheels import TOOLS, runnable
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +54,18 @@ def test_wheel_chart_and_images_have_one_version() -> None:
     named = ("docs/installation.md", "docs/kubernetes.md", "examples/compose/compose.yaml", "scripts/kind.sh")
     for name in named:
         assert version_of(ROOT) in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+def test_classifiers_and_wheels_are_of_the_pythons_that_are_required() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    required = SpecifierSet(project["project"]["requires-python"])
+    minors = [minor for minor in range(30) if f"3.{minor}.0" in required]
+    named = re.findall(r"Python :: 3\.(\d+)", "\n".join(project["project"]["classifiers"]))
+    released = re.search(r"^RELEASE_PYTHONS \?= (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [int(each) for each in named] == minors
+    assert released is not None
+    assert released[1].split() == [f"python3.{minor}" for minor in minors]
+    assert project["tool"]["cibuildwheel"]["build"].split() == [f"cp3{minor}-manylinux*" for minor in minors]
 
 
 def test_a_committed_tree_with_one_version_can_be_released(tree: Path) -> None:
@@ -100,6 +118,32 @@ def test_only_interpreters_that_run_get_a_wheel(capsys: pytest.CaptureFixture[st
     assert "python3.99 is not installed: no wheel for it" in capsys.readouterr().out
 
 
+def test_modules_of_another_processor_are_found(tmp_path: Path) -> None:
+    x86_64 = 62
+    with ZipFile(tmp_path / "a.whl", "w") as wheel:
+        for name, machine in (("baton/one.so", AARCH64), ("baton/other.so", x86_64)):
+            wheel.writestr(name, ELF_MACHINE.pack(b"\x7fELF", machine) + b"code")
+        wheel.writestr("baton/third.so", b"of another format, as long as a header")
+        wheel.writestr("baton/module.py", b"")
+    assert foreign_modules(tmp_path / "a.whl") == ["baton/other.so", "baton/third.so"]
+
+
+def test_an_environment_without_the_compiler_builds_for_this_processor_alone(tmp_path: Path) -> None:
+    assert not is_cross_compiler(tmp_path / "python")
+    assert not is_cross_compiler(Path(sys.executable))
+
+
+def test_the_environment_of_a_cross_build_names_the_other_processor() -> None:
+    with cross_environment(Path("python"), sys.executable) as environment:
+        suffix = f".cpython-3{sys.version_info.minor}-aarch64-linux-gnu.so"
+        assert environment["SETUPTOOLS_EXT_SUFFIX"] == suffix
+        assert environment["_PYTHON_HOST_PLATFORM"] == "linux-aarch64"
+        assert environment["CXX"] == "python -m ziglang c++ -target aarch64-linux-gnu.2.28"
+        headers = Path(environment["CPPFLAGS"].removeprefix("-I"))
+        assert [each.name for each in headers.iterdir()] == ["aarch64-linux-gnu"]
+    assert not headers.exists()
+
+
 def test_the_bill_has_every_package_of_the_images() -> None:
     text = (ROOT / "scripts/image/constraints.txt").read_text(encoding="utf-8")
     made = json.loads(bill(text, "1.2.3"))  # which validates it
@@ -139,8 +183,16 @@ def test_a_clone_is_released(tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     names = {path.name for path in (tree / "dist").iterdir()}
-    [wheel] = [name for name in names if name.endswith(".whl")]
-    assert "-manylinux_2_" in wheel
-    assert names - {wheel} == {
+    wheels = [name for name in names if name.endswith(".whl")]
+    assert all("-manylinux_2_" in name for name in wheels)
+    if is_cross_compiler(TOOLS / "python"):
+        [foreign] = [name for name in wheels if name.endswith("_aarch64.whl")]
+        if shutil.which("qemu-aarch64-static") is not None:
+            check = ["sh", "scripts/release/check_aarch64.sh", str(tree / "dist" / foreign)]
+            emulated = subprocess.run(check, cwd=ROOT, capture_output=True, text=True)
+            assert emulated.stdout == "aarch64: attention ['plain'], products []: as numpy\n", emulated.stderr
+        wheels.remove(foreign)
+    assert len(wheels) == 1
+    assert {name for name in names if not name.endswith(".whl")} == {
         *(f"baton_serve-{version}.tar.gz", f"baton-{version}.tgz", f"baton_serve-{version}.cdx.json", SUMS),
     }

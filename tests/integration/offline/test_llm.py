@@ -174,6 +174,10 @@ def test_adapters_and_embeddings(colocated: LLM, tmp_path: Path) -> None:
     unlike, alike = colocated.score("a list", ["a file", "a list"], use_tqdm=False)
     assert alike.outputs.score == pytest.approx(1)
     assert unlike.outputs.score < 0.999
+    with pytest.raises(ValueError, match=r"^data_2, prompt 1: it is empty"):
+        colocated.score("a list", ["a file", []], use_tqdm=False)
+    with pytest.raises(ValueError, match=r"^data_1 must be a prompt or a list of prompts"):
+        colocated.score(5, "a list", use_tqdm=False)  # type: ignore[arg-type]
 
 
 def test_the_prefix_cache_is_reset(colocated: LLM) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from baton.offline.errors import RequestFailed
 from baton.offline.outputs import EmbeddingOutput, EmbeddingRequestOutput
-from baton.offline.scores import check_pairs, scores
+from baton.offline.scores import check_pairs, failure_of_input, scores
 
 
 def embedded(*vectors: Sequence[float]) -> list[EmbeddingRequestOutput]:
@@ -32,3 +33,13 @@ def test_numbers_of_texts_must_agree() -> None:
         check_pairs(num_first, num_second)
     with pytest.raises(ValueError, match="data_1 has 2 texts and data_2 3"):
         check_pairs(2, 3)
+
+
+def test_a_failure_names_the_list_and_the_index_there() -> None:
+    found = [failure_of_input(RequestFailed(index, "lost"), 2) for index in range(4)]
+    assert [(str(each), each.index) for each in found] == [
+        ("data_1, prompt 0 failed: lost", 0),
+        ("data_1, prompt 1 failed: lost", 1),
+        ("data_2, prompt 0 failed: lost", 0),
+        ("data_2, prompt 1 failed: lost", 1),
+    ]

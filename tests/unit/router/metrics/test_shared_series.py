@@ -11,6 +11,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from baton.router.metrics.histogram import LoopHistogram
 from baton.router.metrics.page import MetricsPage, ProcessGroup
 from baton.router.metrics.shared_series import pack_series, unpack_series
 
@@ -60,6 +61,26 @@ async def test_the_page_of_several_processes_is_openmetrics_for_clients_that_acc
         families = {each.name: each for each in openmetrics.text_string_to_metric_families(page.content.decode())}
         assert {sample.labels["process"] for sample in families["seconds"].samples} == {"0", "1"}
         assert families["requests"].type == "counter"
+
+
+async def test_the_page_of_several_processes_has_the_exemplars_of_each(tmp_path: Path) -> None:
+    registries = [CollectorRegistry() for _ in range(2)]
+    for number, registry in enumerate(registries):
+        histogram = LoopHistogram("seconds", "Seconds.", {"model_name": "m"}, (1.0, 2.0), registry)
+        histogram.observe(1.5, trace_id=f"trace-{number}")
+        histogram.observe(0.5)
+    groups = [ProcessGroup(tmp_path, number, 2, registry) for number, registry in enumerate(registries)]
+    async with groups[0], groups[1]:
+        page = await MetricsPage(registries[0], groups[0]).text(OPENMETRICS)
+    [family] = [
+        each for each in openmetrics.text_string_to_metric_families(page.content.decode()) if each.name == "seconds"
+    ]
+    found = {
+        (sample.labels["process"], sample.labels["le"]): (sample.exemplar.labels, sample.exemplar.value)
+        for sample in family.samples
+        if sample.exemplar
+    }
+    assert found == {(str(number), "2.0"): ({"trace_id": f"trace-{number}"}, 1.5) for number in range(2)}
 
 
 class CountingRegistry(CollectorRegistry):

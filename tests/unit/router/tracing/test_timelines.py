@@ -200,6 +200,20 @@ async def test_a_tenant_sees_the_timelines_of_its_own_requests(tmp_path: Path) -
     assert [each.json()["attributes"]["gen_ai.usage.output_tokens"] for each in found] == [6, 2]
 
 
+async def test_the_newest_of_the_processes_timelines_with_one_id_is_found(tmp_path: Path) -> None:
+    kept = [Timelines(2) for _ in range(3)]
+    for number in (1, 0, 2):  # the last request reached process 2
+        trace = ended("one")
+        trace.root.attributes["process"] = number
+        kept[number].keep(trace)
+    groups = [TimelineGroup(tmp_path, number, 3, timelines) for number, timelines in enumerate(kept)]
+    async with groups[0], groups[1], groups[2]:
+        for owner in ("", ANY_OWNER):
+            found = [await group.find(TimelineKey(owner, "one")) for group in groups]
+            assert [orjson.loads(each or b"")["attributes"]["process"] for each in found] == [2, 2, 2]
+    assert orjson.loads(await groups[0].find(TimelineKey("", "one")) or b"")["attributes"]["process"] == 0
+
+
 async def test_processes_that_share_a_port_find_each_others_timelines(tmp_path: Path) -> None:
     kept = [Timelines(2) for _ in range(3)]
     one = TimelineKey("an-owner", "one")
