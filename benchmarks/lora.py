@@ -82,10 +82,10 @@ def measure(
         report.add(name, clients, median(measured), median(ratios), min(ratios))
 
 
-def load_adapters(runner: Runner, model: Path, clients: int, rank: int, directory: Path) -> int:
-    """Load an adapter for each client; return the bytes of one."""
+def load_adapters(runner: Runner, model: Path, clients: int, rank: int, directory: Path, *, experts: bool) -> int:
+    """Load an adapter for each client; return the bytes of one. experts: they change those of a mixture, too."""
     has_experts = read_model_config(model).moe is not None
-    targets = ALL_TARGETS[:4] if has_experts else ALL_TARGETS
+    targets = ALL_TARGETS[:4] if has_experts and not experts else ALL_TARGETS
     num_bytes = 0
     for client in range(clients):
         name = f"{client}"
@@ -103,12 +103,13 @@ def _load(engine: Engine, *, name: str, path: Path) -> int:
     "--model",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=BUNDLED,
-    help="Checkpoint with one file of weights. Default: the bundled one, whose adapters change only the attention.",
+    help="Checkpoint with one file of weights. Default: the bundled one, a mixture; see --experts.",
 )
 @click.option("--dtype", default="auto", show_default=True, help="Type of weights, activations and adapters.")
 @click.option("--num-threads", type=int, help="Threads of torch. Default: one per core.")
 @click.option("--clients", default=8, show_default=True, help="Requests of a wave.")
 @click.option("--rank", default=16, show_default=True, help="Rank of the adapters.")
+@click.option("--experts", is_flag=True, help="Adapters of a mixture change its experts, too.")
 @click.option("--prompt-len", default=128, show_default=True, help="Tokens of a prompt.")
 @click.option("--num-tokens", default=64, show_default=True, help="Output tokens of a request.")
 @click.option("--repeats", default=5, show_default=True, help="Measured waves of each row.")
@@ -119,6 +120,7 @@ def main(
     num_threads: int | None,
     clients: int,
     rank: int,
+    experts: bool,
     prompt_len: int,
     num_tokens: int,
     repeats: int,
@@ -141,7 +143,7 @@ def main(
     runners = {enabled: Runner(config(enable_lora=enabled)) for enabled in (False, True)}
     try:
         with TemporaryDirectory() as directory:
-            adapter_bytes = load_adapters(runners[True], model, clients, rank, Path(directory))
+            adapter_bytes = load_adapters(runners[True], model, clients, rank, Path(directory), experts=experts)
         title = f"LoRA adapters of rank {rank} ({adapter_bytes / 1e6:.1f} MB each in fp32), {model.name}"
         report = Report(f"{title}, prompts of {prompt_len}, {num_tokens} tokens a request", COLUMNS)
         measure(runners, clients, prompt_len, num_tokens, repeats, report)

@@ -3,16 +3,19 @@
     python -m benchmarks.speculation [--model DIRECTORY] [--batches 1,4,16] [--repeats N] [--json FILE]
     python -m benchmarks.speculation --config '{"method": "suffix"}'
     python -m benchmarks.speculation --draft-layers 1
+    python -m benchmarks.speculation --counting
     python -m benchmarks.speculation --config '{"method": "eagle3", "model": "/tmp/head"}' --prompts FILE
 
-The one with `--draft-layers` drafts with a copy of the model's first layers.
+The one with `--draft-layers` drafts with a copy of the model's first layers, and the one with `--counting` measures a
+model with the shape of Qwen3-0.6B and random weights, whose outputs count up (`counting_model.py`).
 
 Two engines with the same model, one of them with drafts, in one process. A wave is a number of requests that start at
 once and generate equally many tokens; the waves of both engines are interleaved, and each pair must have the same
 tokens.
 
 - editing: greedy, and the prompt repeats a passage. A trained model goes on copying it, and so does the bundled one, so
-  the output is mostly found in the prompt, as when a model edits a text or a program.
+  the output is mostly found in the prompt, as when a model edits a text or a program. With `--counting` the prompt has
+  the numbers that the output says, every twelfth of them replaced.
 - free: random prompts and a temperature of 1. Hardly anything repeats, so drafts can only cost time.
 - recurring: greedy, with the prompts of earlier waves again, in random order. Only drafts of `suffix` remember outputs.
 - text, with `--prompts`: prompts from a file, a JSON list of strings, and a temperature of 0.7.
@@ -20,11 +23,13 @@ tokens.
 The output rate is that of the whole wave, its prefill included. Accepted are drafted tokens that were right.
 """
 
+import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
@@ -37,8 +42,10 @@ from baton.engine.config import EngineConfig
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.settings.values import JsonText, parse_json
+from benchmarks.counting_model import edited_passage, write_counting_model
 from benchmarks.first_layers import with_first_layers
 from benchmarks.report import Report
+from benchmarks.serve import random_model
 from benchmarks.waves import Runner, Wave
 
 BUNDLED = Path(str(files("baton"))) / "bundled_model"
@@ -68,10 +75,16 @@ class Samples:
         report.add(workload, batch, plain, drafted, median(ratios), min(ratios), num_drafted / num_tokens, accepted)
 
 
-Prompts = Sequence[list[int]]
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What the requests say: tokens of each output, whether the model counts, and prompts of `text`."""
+
+    num_tokens: int
+    counting: bool = False
+    prompts: Sequence[list[int]] = ()
 
 
-def read_prompts(file: Path | None, model: Path) -> Prompts:
+def read_prompts(file: Path | None, model: Path) -> Sequence[list[int]]:
     """Return the tokens of the prompts in a file; none without one."""
     if file is None:
         return []
@@ -79,15 +92,16 @@ def read_prompts(file: Path | None, model: Path) -> Prompts:
     return [tokenizer.encode(text).ids for text in json.loads(file.read_text())]
 
 
-def make_wave(
-    workload: str, batch: int, num_tokens: int, vocab_size: int, seed: int, prompts: Prompts = ()
-) -> list[Request]:
+def make_wave(workload: str, batch: int, texts: Texts, vocab_size: int, seed: int) -> list[Request]:
     """Return the requests of a wave; another seed gives other prompts."""
     draw = random.Random(seed)
     words = range(min(FIRST_WORD, vocab_size // 2), vocab_size)
     requests = []
     for number in range(batch):
-        if workload == EDITING:
+        if workload == EDITING and texts.counting:
+            prompt = edited_passage(draw, words, texts.num_tokens)
+            temperature = 0.0
+        elif workload == EDITING:
             prompt = draw.choices(words, k=PASSAGE_LEN) * NUM_COPIES
             temperature = 0.0
         elif workload == RECURRING:
@@ -97,17 +111,31 @@ def make_wave(
             prompt = draw.choices(words, k=PASSAGE_LEN * NUM_COPIES)
             temperature = 1.0
         else:
-            prompt, temperature = list(draw.choice(prompts)), 0.7
+            prompt, temperature = list(draw.choice(texts.prompts)), 0.7
         seed_of_request = draw.getrandbits(60)
-        sampling = SamplingParams(temperature=temperature, seed=seed_of_request, max_tokens=num_tokens, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=temperature, seed=seed_of_request, max_tokens=texts.num_tokens, ignore_eos=True
+        )
         requests.append(Request(RequestId(f"{seed}-{number}"), prompt, len(prompt), sampling))
     return requests
 
 
+def make_config(model: Path, dtype: str, num_threads: int | None, speculation: JsonText | None) -> EngineConfig:
+    """Return an engine's options."""
+    return EngineConfig(
+        model=str(model),
+        dtype=dtype,
+        num_threads=num_threads,
+        kv_cache_memory_bytes=1 << 30,
+        enable_prefix_caching=False,
+        speculative_config=speculation,
+    )
+
+
 @contextmanager
-def both(make_config: Callable[[JsonText | None], EngineConfig], options: str) -> Iterator[tuple[Runner, Runner]]:
+def both(config: Callable[[JsonText | None], EngineConfig], options: str) -> Iterator[tuple[Runner, Runner]]:
     """Yield an engine without drafts and one with."""
-    runners = [Runner(make_config(None)), Runner(make_config(parse_json(options)))]
+    runners = [Runner(config(None)), Runner(config(parse_json(options)))]
     try:
         yield runners[0], runners[1]
     finally:
@@ -115,25 +143,14 @@ def both(make_config: Callable[[JsonText | None], EngineConfig], options: str) -
             each.stop()
 
 
-def measure(
-    plain: Runner,
-    drafted: Runner,
-    batches: Sequence[int],
-    repeats: int,
-    num_tokens: int,
-    report: Report,
-    prompts: Prompts = (),
-) -> None:
+def measure(plain: Runner, drafted: Runner, batches: Sequence[int], repeats: int, texts: Texts, report: Report) -> None:
     """Fill the table. Raises RuntimeError if drafts change a token."""
-    workloads = (EDITING, FREE, RECURRING, *((TEXT,) if prompts else ()))
+    workloads = (EDITING, FREE, RECURRING, *((TEXT,) if texts.prompts else ()))
     rows = {(workload, batch): Samples() for workload in workloads for batch in batches}
     for repeat in range(repeats + 1):  # the first is a warm-up
         for place, ((workload, batch), samples) in enumerate(rows.items()):
             seed = 1000 * repeat + place
-            waves = [
-                each.wave(make_wave(workload, batch, num_tokens, each.vocab_size, seed, prompts))
-                for each in (plain, drafted)
-            ]
+            waves = [each.wave(make_wave(workload, batch, texts, each.vocab_size, seed)) for each in (plain, drafted)]
             if waves[0].outputs != waves[1].outputs:
                 report.notes.append(f"{workload}, batch {batch}, seed {seed}: the tokens differ")
             if repeat:
@@ -164,6 +181,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--repeats", default=5, show_default=True, help="Measured waves of each row.")
 @click.option("--config", "options", default=NGRAM, show_default=True, help="Value of speculative_config.")
 @click.option("--draft-layers", type=int, help="Layers of a draft model: the model's first. Default: --config.")
+@click.option("--counting", is_flag=True, help="Measure a model of Qwen3-0.6B's shape that counts, instead of --model.")
 @click.option(
     "--prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="JSON list of prompts for `text`."
 )
@@ -177,29 +195,23 @@ def main(
     repeats: int,
     options: str,
     draft_layers: int | None,
+    counting: bool,
     prompts: Path | None,
     json_file: Path | None,
 ) -> None:
     """Measure speculative decoding."""
-
-    def config(speculation: JsonText | None) -> EngineConfig:
-        return EngineConfig(
-            model=str(model),
-            dtype=dtype,
-            num_threads=num_threads,
-            kv_cache_memory_bytes=1 << 30,
-            enable_prefix_caching=False,
-            speculative_config=speculation,
-        )
-
     drafts = options if draft_layers is None else f"the first {draft_layers} layers"
-    report = Report(f"Drafts of {drafts}, {num_tokens} tokens a request, {model.name}", COLUMNS)
     with TemporaryDirectory() as directory, ExitStack() as stack:
+        if counting:
+            _, source = asyncio.run(random_model(Path(directory)))
+            model = write_counting_model(source, Path(directory) / "counting-qwen3-0.6b")
+        report = Report(f"Drafts of {drafts}, {num_tokens} tokens a request, {model.name}", COLUMNS)
         if draft_layers is not None:
             draft = with_first_layers(model, Path(directory) / "draft", draft_layers)
             options = json.dumps({"method": "draft_model", "model": str(draft)})
+        config = partial(make_config, model, dtype, num_threads)
         plain, drafted = stack.enter_context(both(config, options))
-        measure(plain, drafted, batches, repeats, num_tokens, report, read_prompts(prompts, model))
+        measure(plain, drafted, batches, repeats, Texts(num_tokens, counting, read_prompts(prompts, model)), report)
     report.show()
     if json_file is not None:
         report.write(json_file)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.protos import worker_pb2 as baton_dot_protos_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/protos/rank.proto\x12\x08\x62\x61ton.v1\x1a\x19\x62\x61ton/protos/worker.proto\"\x95\x04\n\x0bRankCommand\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12#\n\x04join\x18\x02 \x01(\x0b\x32\x13.baton.v1.JoinRanksH\x00\x12*\n\x07receive\x18\x03 \x01(\x0b\x32\x17.baton.v1.ReceiveBlocksH\x00\x12\'\n\x06\x62locks\x18\x04 \x01(\x0b\x32\x15.baton.v1.BlocksReadyH\x00\x12-\n\tchecksums\x18\x05 \x01(\x0b\x32\x18.baton.v1.BlockChecksumsH\x00\x12\x31\n\x0emake_checksums\x18\x06 \x01(\x0b\x32\x17.baton.v1.MakeChecksumsH\x00\x12&\n\x05\x63lear\x18\x07 \x01(\x0b\x32\x15.baton.v1.ClearBlocksH\x00\x12-\n\x0cread_adapter\x18\x08 \x01(\x0b\x32\x15.baton.v1.ReadAdapterH\x00\x12-\n\x0c\x64rop_adapter\x18\t \x01(\x0b\x32\x15.baton.v1.DropAdapterH\x00\x12-\n\x0c\x66\x65tch_stored\x18\n \x01(\x0b\x32\x15.baton.v1.FetchStoredH\x00\x12+\n\x0b\x63opy_stored\x18\x0b \x01(\x0b\x32\x14.baton.v1.CopyStoredH\x00\x12-\n\x0cwrite_stored\x18\x0c \x01(\x0b\x32\x15.baton.v1.WriteStoredH\x00\x42\t\n\x07\x63ommand\"\x1a\n\tJoinRanks\x12\r\n\x05store\x18\x01 \x01(\t\"q\n\rReceiveBlocks\x12\x1f\n\x05pools\x18\x01 \x03(\x0b\x32\x10.baton.v1.KVPool\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x18\n\x10num_known_blocks\x18\x03 \x01(\r\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\";\n\rMakeChecksums\x12\x11\n\tblock_ids\x18\x01 \x03(\r\x12\x17\n\x0funits_per_block\x18\x02 \x01(\r\"3\n\x0b\x43learBlocks\x12\x11\n\tblock_ids\x18\x01 \x03(\r\x12\x11\n\twiped_ids\x18\x02 \x03(\r\"=\n\x0b\x46\x65tchStored\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\r\n\x05tiers\x18\x03 \x03(\r\".\n\nCopyStored\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\r\":\n\x0bWriteStored\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63opies\x18\x03 \x03(\r\":\n\x0bReadAdapter\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\"\x1e\n\x0b\x44ropAdapter\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\x04\"\xa4\x03\n\x08RankNews\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12 \n\x04pool\x18\x02 \x01(\x0b\x32\x10.baton.v1.KVPoolH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.baton.v1.ReceiveProgressH\x00\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x15.baton.v1.RankFailureH\x00\x12-\n\tchecksums\x18\x05 \x01(\x0b\x32\x18.baton.v1.BlockChecksumsH\x00\x12*\n\x07\x63leared\x18\x06 \x01(\x0b\x32\x17.baton.v1.BlocksClearedH\x00\x12$\n\x05hello\x18\x07 \x01(\x0b\x32\x13.baton.v1.RankHelloH\x00\x12(\n\x07leaving\x18\x08 \x01(\x0b\x32\x15.baton.v1.RankLeavingH\x00\x12-\n\x0c\x61\x64\x61pter_read\x18\t \x01(\x0b\x32\x15.baton.v1.AdapterReadH\x00\x12+\n\x0bstored_done\x18\n \x01(\x0b\x32\x14.baton.v1.StoredDoneH\x00\x42\x06\n\x04news\"|\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x31\n\x07options\x18\x02 \x03(\x0b\x32 .baton.v1.RankHello.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\r\n\x0bRankLeaving\"\x9b\x01\n\x0fReceiveProgress\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x10\n\x08num_read\x18\x02 \x01(\r\x12\x14\n\x0cnum_received\x18\x03 \x01(\r\x12\x12\n\ntransfer_s\x18\x04 \x01(\x01\x12&\n\x05peers\x18\x05 \x03(\x0b\x32\x17.baton.v1.PeerTransport\x12\x11\n\thas_ended\x18\x06 \x01(\x08\"G\n\rPeerTransport\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\",\n\x0bRankFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x0f\n\rBlocksCleared\"\x0c\n\nStoredDone\",\n\x0b\x41\x64\x61pterRead\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t2D\n\tFirstRank\x12\x37\n\x06\x46ollow\x12\x12.baton.v1.RankNews\x1a\x15.baton.v1.RankCommand(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/protos/rank.proto\x12\x08\x62\x61ton.v1\x1a\x19\x62\x61ton/protos/worker.proto\"\xc4\x04\n\x0bRankCommand\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12#\n\x04join\x18\x02 \x01(\x0b\x32\x13.baton.v1.JoinRanksH\x00\x12*\n\x07receive\x18\x03 \x01(\x0b\x32\x17.baton.v1.ReceiveBlocksH\x00\x12\'\n\x06\x62locks\x18\x04 \x01(\x0b\x32\x15.baton.v1.BlocksReadyH\x00\x12-\n\tchecksums\x18\x05 \x01(\x0b\x32\x18.baton.v1.BlockChecksumsH\x00\x12\x31\n\x0emake_checksums\x18\x06 \x01(\x0b\x32\x17.baton.v1.MakeChecksumsH\x00\x12&\n\x05\x63lear\x18\x07 \x01(\x0b\x32\x15.baton.v1.ClearBlocksH\x00\x12-\n\x0cread_adapter\x18\x08 \x01(\x0b\x32\x15.baton.v1.ReadAdapterH\x00\x12-\n\x0c\x64rop_adapter\x18\t \x01(\x0b\x32\x15.baton.v1.DropAdapterH\x00\x12-\n\x0c\x66\x65tch_stored\x18\n \x01(\x0b\x32\x15.baton.v1.FetchStoredH\x00\x12+\n\x0b\x63opy_stored\x18\x0b \x01(\x0b\x32\x14.baton.v1.CopyStoredH\x00\x12-\n\x0cwrite_stored\x18\x0c \x01(\x0b\x32\x15.baton.v1.WriteStoredH\x00\x12-\n\x0c\x63lear_stored\x18\r \x01(\x0b\x32\x15.baton.v1.ClearStoredH\x00\x42\t\n\x07\x63ommand\"\x1a\n\tJoinRanks\x12\r\n\x05store\x18\x01 \x01(\t\"q\n\rReceiveBlocks\x12\x1f\n\x05pools\x18\x01 \x03(\x0b\x32\x10.baton.v1.KVPool\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\x18\n\x10num_known_blocks\x18\x03 \x01(\r\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\";\n\rMakeChecksums\x12\x11\n\tblock_ids\x18\x01 \x03(\r\x12\x17\n\x0funits_per_block\x18\x02 \x01(\r\"3\n\x0b\x43learBlocks\x12\x11\n\tblock_ids\x18\x01 \x03(\r\x12\x11\n\twiped_ids\x18\x02 \x03(\r\"=\n\x0b\x46\x65tchStored\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x11\n\tblock_ids\x18\x02 \x03(\r\x12\r\n\x05tiers\x18\x03 \x03(\r\".\n\nCopyStored\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x11\n\tblock_ids\x18\x02 \x03(\r\":\n\x0bWriteStored\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63opies\x18\x03 \x03(\r\"\x1b\n\x0b\x43learStored\x12\x0c\n\x04tier\x18\x01 \x01(\r\":\n\x0bReadAdapter\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\"\x1e\n\x0b\x44ropAdapter\x12\x0f\n\x07\x61\x64\x61pter\x18\x01 \x01(\x04\"\xa4\x03\n\x08RankNews\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12 \n\x04pool\x18\x02 \x01(\x0b\x32\x10.baton.v1.KVPoolH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.baton.v1.ReceiveProgressH\x00\x12(\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x15.baton.v1.RankFailureH\x00\x12-\n\tchecksums\x18\x05 \x01(\x0b\x32\x18.baton.v1.BlockChecksumsH\x00\x12*\n\x07\x63leared\x18\x06 \x01(\x0b\x32\x17.baton.v1.BlocksClearedH\x00\x12$\n\x05hello\x18\x07 \x01(\x0b\x32\x13.baton.v1.RankHelloH\x00\x12(\n\x07leaving\x18\x08 \x01(\x0b\x32\x15.baton.v1.RankLeavingH\x00\x12-\n\x0c\x61\x64\x61pter_read\x18\t \x01(\x0b\x32\x15.baton.v1.AdapterReadH\x00\x12+\n\x0bstored_done\x18\n \x01(\x0b\x32\x14.baton.v1.StoredDoneH\x00\x42\x06\n\x04news\"|\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x31\n\x07options\x18\x02 \x03(\x0b\x32 .baton.v1.RankHello.OptionsEntry\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\r\n\x0bRankLeaving\"\x9b\x01\n\x0fReceiveProgress\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x10\n\x08num_read\x18\x02 \x01(\r\x12\x14\n\x0cnum_received\x18\x03 \x01(\r\x12\x12\n\ntransfer_s\x18\x04 \x01(\x01\x12&\n\x05peers\x18\x05 \x03(\x0b\x32\x17.baton.v1.PeerTransport\x12\x11\n\thas_ended\x18\x06 \x01(\x08\"G\n\rPeerTransport\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\",\n\x0bRankFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x0f\n\rBlocksCleared\"0\n\nStoredDone\x12\x13\n\x0bnum_deleted\x18\x01 \x01(\x04\x12\r\n\x05\x65rror\x18\x02 \x01(\t\",\n\x0b\x41\x64\x61pterRead\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t2D\n\tFirstRank\x12\x37\n\x06\x46ollow\x12\x12.baton.v1.RankNews\x1a\x15.baton.v1.RankCommand(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,45 +35,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANKHELLO_OPTIONSENTRY']._loaded_options = None
   _globals['_RANKHELLO_OPTIONSENTRY']._serialized_options = b'8\001'
   _globals['_RANKCOMMAND']._serialized_start=65
-  _globals['_RANKCOMMAND']._serialized_end=598
-  _globals['_JOINRANKS']._serialized_start=600
-  _globals['_JOINRANKS']._serialized_end=626
-  _globals['_RECEIVEBLOCKS']._serialized_start=628
-  _globals['_RECEIVEBLOCKS']._serialized_end=741
-  _globals['_MAKECHECKSUMS']._serialized_start=743
-  _globals['_MAKECHECKSUMS']._serialized_end=802
-  _globals['_CLEARBLOCKS']._serialized_start=804
-  _globals['_CLEARBLOCKS']._serialized_end=855
-  _globals['_FETCHSTORED']._serialized_start=857
-  _globals['_FETCHSTORED']._serialized_end=918
-  _globals['_COPYSTORED']._serialized_start=920
-  _globals['_COPYSTORED']._serialized_end=966
-  _globals['_WRITESTORED']._serialized_start=968
-  _globals['_WRITESTORED']._serialized_end=1026
-  _globals['_READADAPTER']._serialized_start=1028
-  _globals['_READADAPTER']._serialized_end=1086
-  _globals['_DROPADAPTER']._serialized_start=1088
-  _globals['_DROPADAPTER']._serialized_end=1118
-  _globals['_RANKNEWS']._serialized_start=1121
-  _globals['_RANKNEWS']._serialized_end=1541
-  _globals['_RANKHELLO']._serialized_start=1543
-  _globals['_RANKHELLO']._serialized_end=1667
-  _globals['_RANKHELLO_OPTIONSENTRY']._serialized_start=1621
-  _globals['_RANKHELLO_OPTIONSENTRY']._serialized_end=1667
-  _globals['_RANKLEAVING']._serialized_start=1669
-  _globals['_RANKLEAVING']._serialized_end=1682
-  _globals['_RECEIVEPROGRESS']._serialized_start=1685
-  _globals['_RECEIVEPROGRESS']._serialized_end=1840
-  _globals['_PEERTRANSPORT']._serialized_start=1842
-  _globals['_PEERTRANSPORT']._serialized_end=1913
-  _globals['_RANKFAILURE']._serialized_start=1915
-  _globals['_RANKFAILURE']._serialized_end=1959
-  _globals['_BLOCKSCLEARED']._serialized_start=1961
-  _globals['_BLOCKSCLEARED']._serialized_end=1976
-  _globals['_STOREDDONE']._serialized_start=1978
-  _globals['_STOREDDONE']._serialized_end=1990
-  _globals['_ADAPTERREAD']._serialized_start=1992
-  _globals['_ADAPTERREAD']._serialized_end=2036
-  _globals['_FIRSTRANK']._serialized_start=2038
-  _globals['_FIRSTRANK']._serialized_end=2106
+  _globals['_RANKCOMMAND']._serialized_end=645
+  _globals['_JOINRANKS']._serialized_start=647
+  _globals['_JOINRANKS']._serialized_end=673
+  _globals['_RECEIVEBLOCKS']._serialized_start=675
+  _globals['_RECEIVEBLOCKS']._serialized_end=788
+  _globals['_MAKECHECKSUMS']._serialized_start=790
+  _globals['_MAKECHECKSUMS']._serialized_end=849
+  _globals['_CLEARBLOCKS']._serialized_start=851
+  _globals['_CLEARBLOCKS']._serialized_end=902
+  _globals['_FETCHSTORED']._serialized_start=904
+  _globals['_FETCHSTORED']._serialized_end=965
+  _globals['_COPYSTORED']._serialized_start=967
+  _globals['_COPYSTORED']._serialized_end=1013
+  _globals['_WRITESTORED']._serialized_start=1015
+  _globals['_WRITESTORED']._serialized_end=1073
+  _globals['_CLEARSTORED']._serialized_start=1075
+  _globals['_CLEARSTORED']._serialized_end=1102
+  _globals['_READADAPTER']._serialized_start=1104
+  _globals['_READADAPTER']._serialized_end=1162
+  _globals['_DROPADAPTER']._serialized_start=1164
+  _globals['_DROPADAPTER']._serialized_end=1194
+  _globals['_RANKNEWS']._serialized_start=1197
+  _globals['_RANKNEWS']._serialized_end=1617
+  _globals['_RANKHELLO']._serialized_start=1619
+  _globals['_RANKHELLO']._serialized_end=1743
+  _globals['_RANKHELLO_OPTIONSENTRY']._serialized_start=1697
+  _globals['_RANKHELLO_OPTIONSENTRY']._serialized_end=1743
+  _globals['_RANKLEAVING']._serialized_start=1745
+  _globals['_RANKLEAVING']._serialized_end=1758
+  _globals['_RECEIVEPROGRESS']._serialized_start=1761
+  _globals['_RECEIVEPROGRESS']._serialized_end=1916
+  _globals['_PEERTRANSPORT']._serialized_start=1918
+  _globals['_PEERTRANSPORT']._serialized_end=1989
+  _globals['_RANKFAILURE']._serialized_start=1991
+  _globals['_RANKFAILURE']._serialized_end=2035
+  _globals['_BLOCKSCLEARED']._serialized_start=2037
+  _globals['_BLOCKSCLEARED']._serialized_end=2052
+  _globals['_STOREDDONE']._serialized_start=2054
+  _globals['_STOREDDONE']._serialized_end=2102
+  _globals['_ADAPTERREAD']._serialized_start=2104
+  _globals['_ADAPTERREAD']._serialized_end=2148
+  _globals['_FIRSTRANK']._serialized_start=2150
+  _globals['_FIRSTRANK']._serialized_end=2218
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,7 @@ class RankCommand(_message.Message):
     FETCH_STORED_FIELD_NUMBER: _builtins.int
     COPY_STORED_FIELD_NUMBER: _builtins.int
     WRITE_STORED_FIELD_NUMBER: _builtins.int
+    CLEAR_STORED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """number of the operation that it begins or belongs to, chosen by the first rank"""
     @_builtins.property
@@ -81,6 +82,10 @@ class RankCommand(_message.Message):
     def write_stored(self) -> Global___WriteStored:
         """write copied blocks to the stores"""
 
+    @_builtins.property
+    def clear_stored(self) -> Global___ClearStored:
+        """delete all blocks of a store"""
+
     def __init__(
         self,
         *,
@@ -96,12 +101,13 @@ class RankCommand(_message.Message):
         fetch_stored: Global___FetchStored | None = ...,
         copy_stored: Global___CopyStored | None = ...,
         write_stored: Global___WriteStored | None = ...,
+        clear_stored: Global___ClearStored | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "copy_stored", b"copy_stored", "drop_adapter", b"drop_adapter", "fetch_stored", b"fetch_stored", "join", b"join", "make_checksums", b"make_checksums", "read_adapter", b"read_adapter", "receive", b"receive", "write_stored", b"write_stored"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "clear_stored", b"clear_stored", "command", b"command", "copy_stored", b"copy_stored", "drop_adapter", b"drop_adapter", "fetch_stored", b"fetch_stored", "join", b"join", "make_checksums", b"make_checksums", "read_adapter", b"read_adapter", "receive", b"receive", "write_stored", b"write_stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "command", b"command", "copy_stored", b"copy_stored", "drop_adapter", b"drop_adapter", "fetch_stored", b"fetch_stored", "join", b"join", "make_checksums", b"make_checksums", "number", b"number", "read_adapter", b"read_adapter", "receive", b"receive", "write_stored", b"write_stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checksums", b"checksums", "clear", b"clear", "clear_stored", b"clear_stored", "command", b"command", "copy_stored", b"copy_stored", "drop_adapter", b"drop_adapter", "fetch_stored", b"fetch_stored", "join", b"join", "make_checksums", b"make_checksums", "number", b"number", "read_adapter", b"read_adapter", "receive", b"receive", "write_stored", b"write_stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["join", "receive", "blocks", "checksums", "make_checksums", "clear", "read_adapter", "drop_adapter", "fetch_stored", "copy_stored", "write_stored"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["join", "receive", "blocks", "checksums", "make_checksums", "clear", "read_adapter", "drop_adapter", "fetch_stored", "copy_stored", "write_stored", "clear_stored"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -306,6 +312,26 @@ class WriteStored(_message.Message):
 Global___WriteStored: _TypeAlias = WriteStored  # noqa: Y015
 
 @_typing.final
+class ClearStored(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    tier: _builtins.int
+    """number of the store"""
+    def __init__(
+        self,
+        *,
+        tier: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClearStored: _TypeAlias = ClearStored  # noqa: Y015
+
+@_typing.final
 class ReadAdapter(_message.Message):
     """A batch names the adapters of its sequences by number."""
 
@@ -405,7 +431,7 @@ class RankNews(_message.Message):
 
     @_builtins.property
     def stored_done(self) -> Global___StoredDone:
-        """result of copy_stored, or write_stored: the blocks are queued"""
+        """result of copy_stored, write_stored (the blocks are queued) or clear_stored"""
 
     def __init__(
         self,
@@ -605,12 +631,21 @@ Global___BlocksCleared: _TypeAlias = BlocksCleared  # noqa: Y015
 class StoredDone(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NUM_DELETED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    num_deleted: _builtins.int
+    """shards of blocks that clear_stored has deleted"""
+    error: _builtins.str
+    """why it has not deleted all; empty: it has"""
     def __init__(
         self,
+        *,
+        num_deleted: _builtins.int = ...,
+        error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "num_deleted", b"num_deleted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,8 +141,8 @@ class RouterConfig(RequestLimits):
     )
     pin_prefix: tuple[str, ...] = option(
         (),
-        "Text files, separated by commas, with the beginning of prompts of --model. Their KV stays cached on all "
-        "workers that compute prompts, for the life of the server. Default: none.",
+        "Files, separated by commas, with the beginning of prompts of --model: texts, or messages as .json. Their KV "
+        "stays cached on all workers that compute prompts, for the life of the server. Default: none.",
     )
     enable_lora: bool = option(False, "Serve LoRA adapters of the model, which requests choose by name.")
     lora_modules: tuple[str, ...] = option(

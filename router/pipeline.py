@@ -202,9 +202,21 @@ class Pipeline:
         client: str = "",
         field: str | None = None,
     ) -> list[int]:
-        """Return the token ids of a prompt. Clients take turns at the tokenizer. `field`: of the request, for errors.
+        """Return the token ids of a prompt; see `tokenize_with_images`."""
+        return (await self.tokenize_with_images(prompt, add_special_tokens, cache_salt, client, field))[0]
 
-        Raises FieldError if it cannot fit the context or has token ids outside of the vocabulary.
+    async def tokenize_with_images(
+        self,
+        prompt: str | Sequence[int] | ChatPrompt,
+        add_special_tokens: bool,
+        cache_salt: str = "",
+        client: str = "",
+        field: str | None = None,
+    ) -> tuple[list[int], tuple[Image, ...]]:
+        """Return the token ids of a prompt, and its images, resized. Clients take turns at the tokenizer.
+
+        `field`: of the request, for errors. Raises FieldError if it cannot fit the context or has token ids outside of
+        the vocabulary.
         """
         field = field or prompt_field(prompt)
         text = await self._rendered(prompt, client)
@@ -213,11 +225,11 @@ class Pipeline:
             if len(text) > max_chars:
                 raise text_length_error(field, self.context_len(), len(text), max_chars)
             token_ids = await self._tokenizer.encode(text, add_special_tokens, cache_salt, client)
-            return (await self._placed(token_ids, prompt, client))[0]
+            return await self._placed(token_ids, prompt, client)
         token_ids = list(text)
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size):
             raise FieldError(field, f"the prompt has a token id outside 0 to {self._model.vocab_size - 1}")
-        return token_ids
+        return token_ids, ()
 
     def context_len(self) -> int:
         """Return the maximum tokens of prompt plus output: the workers', or the checkpoint's if there is no worker."""

@@ -20,6 +20,7 @@ if [ -e "$BUNDLE/site.tar.xz" ]; then
         >"$SITE/baton_serve.dist-info/METADATA"
     export PYTHONPATH="$SITE:$PWD${PYTHONPATH:+:$PYTHONPATH}" FLASHINFER_WORKSPACE_BASE="$SITE"
     export FLASHINFER_DISABLE_JIT=1 FLASHINFER_USE_CUDA_NORM=1 # use the compiled norms, not those of a DSL
+    export HF_HUB_OFFLINE=1                                    # transformers must not wait for a network to fetch kernels
 else
     PYTHON=${PYTHON:-.venv/bin/python}
 fi

@@ -58,8 +58,8 @@ class WorkerConfig:
     kv_disk_bytes: int = option(32 << 30, "Size limit of kv_disk.", minimum=1 << 16)
     kv_store: str | None = option(
         None,
-        "Store for KV blocks that all workers share: redis://, rediss://, s3://BUCKET/PREFIX or a directory. "
-        "Default: none.",
+        "Store for KV blocks that all workers share: redis://, rediss://, s3://BUCKET/PREFIX, a directory, or "
+        "nixl-posix:///DIR (also nixl-gds, nixl-gds-mt, nixl-obj). Default: none.",
         secret=True,
     )
     kv_store_bytes: int = option(256 << 30, "Size limit of kv_store if it is a directory.", minimum=1 << 16)

@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,7 @@ TIMEOUT_S = 30.0
 CLEAR_S = 150.0  # a router waits 120 s for a store that a worker clears
 CAPACITY = "32GiB"  # default of --kv-disk-bytes
 TTL_S = 86400.0  # default of --kv-store-ttl-s
+DAY_S = 86400.0
 T = TypeVar("T")
 
 
@@ -72,6 +74,45 @@ def clear(url: str, api_key: str | None, https: ssl.SSLContext | None, model: st
                 click.echo(f"{worker}: {num_blocks} blocks forgotten")
         case _:
             raise click.ClickException(f"{url}: the response is not that of a router")
+
+
+@command.command(name="weights")
+@click.option(
+    "--dir", "directory", type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of --weights-offload-dir. Default: that of workers without the option.",
+)  # fmt: skip
+@click.option(
+    "--unused-days", default=0.0, show_default=True, type=click.FloatRange(min=0),
+    help="Choose only files that were not read for so many days.",
+)  # fmt: skip
+@click.option("--delete", is_flag=True, help="Delete the chosen files. Default: show them.")
+def weights(directory: Path | None, unused_days: float, delete: bool) -> None:
+    """Show the weights files of --weights-offload on this machine, or delete those that no process uses.
+
+    A worker that needs a deleted file writes it again when it starts.
+
+    \b
+    Examples:
+    $ baton cache weights
+    $ baton cache weights --unused-days 30 --delete
+    """
+    from baton.engine.offload.file_store import DEFAULT_DIRECTORY  # these import torch
+    from baton.engine.offload.old_files import stored_weights
+
+    directory = directory or DEFAULT_DIRECTORY
+    found = _archived(lambda: stored_weights(directory) if directory.exists() else [])
+    chosen, num_bytes = 0, 0
+    for each in found:
+        is_chosen = not each.is_in_use and each.used_s <= time.time() - unused_days * DAY_S
+        if is_chosen and delete:
+            is_chosen = _archived(each.remove)
+        chosen, num_bytes = chosen + is_chosen, num_bytes + each.num_bytes * is_chosen
+        state = "kept" if not is_chosen else "deleted" if delete else "unused"
+        state = "in use" if each.is_in_use else state
+        used = time.strftime("%Y-%m-%d", time.localtime(each.used_s))
+        click.echo(f"{each.path.name}: {each.num_bytes / 1e9:.2f} GB, last read {used}, {state}")
+    done = "deleted" if delete else "would be deleted with --delete"
+    click.echo(f"{directory}: {chosen} of {len(found)} files, {num_bytes / 1e9:.2f} GB, {done}")
 
 
 @command.command(name="export")

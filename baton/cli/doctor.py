@@ -2,6 +2,7 @@
 
 import json
 import ssl
+from pathlib import Path
 
 import rich_click as click
 from click import get_current_context
@@ -14,6 +15,8 @@ from baton.rpc.tls import Security
 from baton.settings.names import TRANSPORTS
 from baton.settings.registry_url import RegistryUrl, parse_registry_url
 from baton.settings.values import OptionError
+
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: str | None) -> RegistryUrl | None:
@@ -33,6 +36,13 @@ def _parse_registry(_context: click.Context, _parameter: click.Parameter, url: s
 @click.option(
     "--max-links", type=click.IntRange(0), default=64, show_default=True, help="Maximum cluster links to measure."
 )
+@click.option(
+    "--kv-store", "kv_stores", multiple=True, help="Also check this store, as --kv-store or --kv-disk; repeatable."
+)
+@click.option("--weights-offload-dir", type=DIRECTORY, help="Also check this directory for --weights-offload disk.")
+@click.option(
+    "--model", type=click.Path(exists=True, path_type=Path), help="Checkpoint whose weights will be offloaded there."
+)
 @click.option("--strict", is_flag=True, help="Treat warnings as failures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @https_flags
@@ -43,6 +53,9 @@ def command(
     registry: RegistryUrl | None,
     transport: str,
     max_links: int,
+    kv_stores: tuple[str, ...],
+    weights_offload_dir: Path | None,
+    model: Path | None,
     strict: bool,
     as_json: bool,
     https: ssl.SSLContext | None,
@@ -57,15 +70,19 @@ def command(
     $ baton doctor
     $ baton doctor --url http://127.0.0.1:8000
     $ baton doctor --registry redis://cache:6379/0 --strict
+    $ baton doctor --kv-store /var/lib/kv --weights-offload-dir /nvme/weights --model /models/qwen3
     """
     from baton.doctor.cluster import RouterAddress  # these import torch, which --help must not wait for
-    from baton.doctor.examination import examine
+    from baton.doctor.examination import Storage, examine
     from baton.doctor.report import Report, show
 
     router = RouterAddress(url, api_key, security, https) if url is not None else None
+    if model is not None and weights_offload_dir is None:
+        raise click.UsageError("--model: nothing to compare it with; set --weights-offload-dir too")
     errors = Console(stderr=True)
     with errors.status("checking this machine") as status:
-        sections = examine(router, registry, transport, max_links, status.update)
+        storage = Storage(weights_offload_dir, model, kv_stores)
+        sections = examine(router, registry, storage, transport, max_links, status.update)
     report = Report(sections, strict)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))

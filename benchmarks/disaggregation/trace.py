@@ -1,4 +1,4 @@
-"""Workloads: two published traces, scaled to the bundled model, and a mix of two kinds of requests."""
+"""Workloads: two published traces, scaled to the bundled model, and two synthetic ones."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -8,7 +8,7 @@ from baton.loadtool.arrivals import RequestRate, TraceTimes
 from baton.loadtool.datasets.azure import AzureTrace
 from baton.loadtool.datasets.base import Dataset
 from baton.loadtool.datasets.mooncake import MooncakeTrace
-from baton.loadtool.datasets.synthetic import SyntheticShape
+from baton.loadtool.datasets.synthetic import SyntheticPrompts, SyntheticShape
 from baton.loadtool.errors import SettingError
 from baton.loadtool.lengths import Lengths
 from baton.loadtool.vocabulary import token_range
@@ -21,6 +21,8 @@ MOONCAKE_SCALE = 1 / 16  # a hash id of the trace is then 32 tokens, two whole b
 AZURE_SCALE = 1 / 2
 LONG_PROMPTS = SyntheticShape(input_len=1500, output_len=8, range_ratio=0.25)
 LONG_ANSWERS = SyntheticShape(input_len=64, output_len=192, range_ratio=0.25)
+# A completion sees the top of its file, which other completions in that file share, and the text around the cursor.
+COMPLETIONS = SyntheticShape(input_len=640, output_len=16, range_ratio=0.75, prefix_len=512, num_prefixes=16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,11 @@ class Trace:
 
 
 def make_traces() -> list[Trace]:
-    """Return the traces: long shared prompts with short outputs, chats, and a mix of both extremes."""
+    """Return the traces: long shared prompts, chats, a mix of both extremes, and code completions."""
     mooncake, azure = (Lengths(scale, MAX_INPUT, MAX_OUTPUT) for scale in (MOONCAKE_SCALE, AZURE_SCALE))
     return [
         Trace("mooncake", MooncakeTrace(DATA / "mooncake_conversation.csv", PROMPT_TOKENS, mooncake)),
         Trace("azure", AzureTrace(DATA / "azure_conv.csv", PROMPT_TOKENS, azure)),
         Trace("mixed", MixedPrompts((LONG_PROMPTS, LONG_ANSWERS), PROMPT_TOKENS)),
+        Trace("completions", SyntheticPrompts(COMPLETIONS, PROMPT_TOKENS, Lengths())),
     ]

@@ -12,6 +12,7 @@ import torch
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.execution.batch_builder import BatchBuilder
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
@@ -59,6 +60,13 @@ class TimedSampler:
         self.prompt_logprobs = sampler.prompt_logprobs
 
 
+class TimedBuilder:
+    """A builder of batches under a stopwatch."""
+
+    def __init__(self, builder: BatchBuilder, stopwatch: Stopwatch) -> None:
+        self.build = stopwatch.timed(BUILDING, builder.build)
+
+
 def profile(checkpoint: Path, num_threads: int) -> Iterator[Report]:
     """Profile decode steps of one request and of many: the engine's parts, then torch operators of the forward."""
     torch.set_num_threads(num_threads)
@@ -88,12 +96,12 @@ def watch(engine: Engine, stopwatch: Stopwatch) -> None:
     for owner, name, part in (
         (scheduler, "schedule", SCHEDULING),
         (scheduler, "update", SCHEDULING),
-        (runner, "_batch", BUILDING),
         (runner, "_logits_rows", BUILDING),
         (model, "forward", FORWARD),
     ):
         setattr(owner, name, stopwatch.timed(part, getattr(owner, name)))
-    setattr(runner, "sampler", TimedSampler(runner.sampler, stopwatch))  # noqa: B010  # of another type
+    setattr(runner, "sampler", TimedSampler(runner.sampler, stopwatch))  # noqa: B010  # of another type, like the next
+    setattr(runner, "_builder", TimedBuilder(runner._builder, stopwatch))  # noqa: B010
 
 
 def _decoding_engine(checkpoint: Path, num_threads: int, batch: int) -> Engine:

@@ -1,20 +1,30 @@
 """GPU check: compare the engine with references, then benchmark it; `--device cpu --quick` tests the check itself.
 
-    python -m benchmarks.gpu [--device cuda] [--quick] [--only STAGE ...] [--limit-s S] [--json FILE] [--directory DIR]
+    python -m benchmarks.gpu [--device cuda] [--quick] [--only STAGE ...] [--jobs N] [--limit-s S] [--json FILE]
+        [--directory DIR]
 
-Each stage runs in a separate process. Exits with 1 if a stage found a mismatch or did not finish.
+Each stage runs in a separate process. Exits with 1 if a stage found a mismatch or did not finish. If it is interrupted
+(SIGINT, SIGTERM), running stages are ended, and what they have found so far is kept.
 """
 
 import argparse
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from threading import Event, Lock
+from typing import Any
 
 import torch
 
-from benchmarks.gpu.machine import describe_gpu
+from benchmarks.gpu.machine import GpuMachine, describe_gpu
 from benchmarks.gpu.results import merge, show
 from benchmarks.gpu.stage import Setting
 from benchmarks.gpu.stage_process import run_stage
@@ -22,11 +32,11 @@ from benchmarks.gpu.stages import STAGES, Stage, stage_named
 
 LIMIT_S = 900.0  # total of the comparisons, and of the benchmarks
 LEAST_S = 5.0  # minimum time left to start a stage
-SHARED_MEMORY = Path("/dev/shm")  # for a checkpoint of 16 GB
-NEEDED_BYTES = 24 << 30
+SHARED_MEMORY = Path("/dev/shm")  # for checkpoints: of 16 GB in bf16, 9 GB in FP8, and 16 GB with experts
+NEEDED_BYTES = 44 << 30
 
 
-def stages_to_run(only: list[Stage], is_quick: bool, device: torch.device) -> list[Stage]:
+def stages_to_run(only: list[Stage], device: torch.device) -> list[Stage]:
     """Return the requested stages. Default: all, on a CPU without the benchmarks, which would be meaningless."""
     if only:
         return only
@@ -40,27 +50,42 @@ def working_directory() -> str | None:
     return None
 
 
-def run_all(stages: list[Stage], setting: Setting, path: Path | None, limit_s: float) -> dict[str, dict[str, object]]:
-    """Run the stages, merge each result into the file, and return all.
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A run of several stages, each of whose results is merged into the file as soon as it is there."""
 
-    limit_s: total of the comparisons, and of the benchmarks; stages for which nothing is left of it are skipped.
-    """
-    machine = describe_gpu(setting.device)
-    print(machine, flush=True)
-    results: dict[str, dict[str, object]] = {}
-    left_s = {False: limit_s, True: limit_s}  # by whether a stage is a benchmark
-    for stage in stages:
-        timeout_s = min(stage.timeout_s, left_s[stage.is_benchmark])
-        if timeout_s < LEAST_S:
-            print(f"{stage.name}: skipped, no time is left", flush=True)
-            continue
-        started_s = time.monotonic()
-        results[stage.name] = result = run_stage(stage, setting, timeout_s)
-        left_s[stage.is_benchmark] -= time.monotonic() - started_s
-        show(stage.name, result)
-        if path is not None:
-            merge(path, machine, stage.name, result)
-    return results
+    setting: Setting
+    machine: GpuMachine
+    path: Path | None  # of the file
+    num_jobs: int = 1  # comparisons that run at a time; benchmarks run alone
+    stop: Event = field(default_factory=Event)  # set if the check must end at once
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def run(self, stages: Sequence[Stage], limit_s: float) -> None:
+        """Run the comparisons, and then the benchmarks.
+
+        limit_s: of the comparisons, and of the benchmarks; stages for which nothing is left of it are skipped.
+        """
+        for are_benchmarks in (False, True):
+            chosen, num_jobs = [each for each in stages if each.is_benchmark == are_benchmarks], self.num_jobs
+            run = partial(self._run_stage, deadline_s=time.monotonic() + limit_s)
+            with ThreadPoolExecutor(1 if are_benchmarks else num_jobs) as threads:
+                list(threads.map(run, chosen))
+
+    def _run_stage(self, stage: Stage, deadline_s: float) -> None:
+        timeout_s = min(stage.timeout_s, deadline_s - time.monotonic())
+        if timeout_s < LEAST_S or self.stop.is_set():
+            print(f"{stage.name}: skipped, {'interrupted' if self.stop.is_set() else 'no time is left'}", flush=True)
+            return
+        is_alone = stage.is_benchmark or self.num_jobs == 1
+        num_threads = 0 if is_alone else max(1, (os.cpu_count() or 1) // self.num_jobs)
+        result = run_stage(stage, self.setting, timeout_s, self.stop, num_threads)
+        with self._lock:
+            self.results[stage.name] = result
+            show(stage.name, result)
+            if self.path is not None:
+                merge(self.path, self.machine, stage.name, result)
 
 
 def main() -> None:
@@ -69,6 +94,7 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--quick", action="store_true", help="tiny shapes, as a smoke test")
     parser.add_argument("--only", type=stage_named, action="append", default=[], metavar="STAGE")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="comparisons that run at a time")
     parser.add_argument(
         "--limit-s", type=float, default=LIMIT_S, help="seconds for the comparisons, and as many for the benchmarks"
     )
@@ -81,9 +107,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="baton-gpu-", dir=working_directory()) as temporary:
         directory = arguments.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        stages = stages_to_run(arguments.only, arguments.quick, device)
-        results = run_all(stages, Setting(device, arguments.quick, directory), arguments.json, arguments.limit_s)
-    sys.exit(0 if len(results) == len(stages) and all(result["ok"] for result in results.values()) else 1)
+        stages = stages_to_run(arguments.only, device)
+        check = Check(Setting(device, arguments.quick, directory), describe_gpu(device), arguments.json, arguments.jobs)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: check.stop.set())
+        print(check.machine, flush=True)
+        check.run(stages, arguments.limit_s)
+    sys.exit(0 if len(check.results) == len(stages) and all(each["ok"] for each in check.results.values()) else 1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Results of stages: the file into which each run is merged, and their tables."""
 
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,17 +18,36 @@ MAX_KEPT = 50  # findings of a stage in the file; of more, only the failed ones
 
 
 def merge(path: Path, machine: GpuMachine, stage: str, result: Mapping[str, Any]) -> None:
-    """Replace an earlier result of this stage; each result has its time and machine."""
-    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"stages": {}}
+    """Replace an earlier result of this stage; each result has its time and machine.
+
+    The file is replaced as a whole, so that an interrupted check leaves the earlier results; several checks may run at
+    once.
+    """
     when, findings = datetime.now(UTC).isoformat(timespec="seconds"), result["findings"]
-    kept["stages"][stage] = {
+    entry = {
         "when": when,
         "machine": asdict(machine),
         **result,
         "num_findings": len(findings),
         "findings": findings if len(findings) <= MAX_KEPT else [each for each in findings if not each["ok"]],
     }
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    with _locked(path.parent):
+        kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"stages": {}}
+        kept["stages"][stage] = entry
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(kept, indent=1) + "\n")
+        os.replace(unfinished, path)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let one thread at a time, of all processes, change the files of a directory."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def show(name: str, result: dict[str, Any]) -> None:

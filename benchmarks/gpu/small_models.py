@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -65,8 +66,19 @@ SMALL_MODELS = (
 
 
 def saved(model: SmallModel, directory: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
-    """Return the path of its checkpoint; create it if it is missing."""
+    """Return the path of its checkpoint; create it if it is missing. Models of one architecture need two directories.
+
+    It appears as a whole: other stages may run at the same time, and this one may be killed.
+    """
     target = directory / (model.architecture + ("" if dtype == torch.bfloat16 else f"-{dtype}"))
-    if not (target / SAVED).exists():
-        make_checkpoint(model.architecture, target, dtype=dtype, **model.options)
+    if (target / SAVED).exists():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=directory) as new:
+        made = make_checkpoint(model.architecture, Path(new) / target.name, dtype=dtype, **model.options)
+        try:
+            made.rename(target)
+        except OSError:
+            if not (target / SAVED).exists():  # otherwise another stage was faster
+                raise
     return target

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -21,22 +22,27 @@ from benchmarks.gpu.stages import Stage, stage_named
 
 NUM_LOG_CHARACTERS = 4000
 TERMINATION_S = 5.0  # for the processes that a stage started
+POLL_S = 0.2
 
 
-def run_stage(stage: Stage, setting: Setting, timeout_s: float) -> dict[str, Any]:
-    """Run the stage, and return its record, with `error` if it did not finish."""
+def run_stage(stage: Stage, setting: Setting, timeout_s: float, stop: Event, num_threads: int = 0) -> dict[str, Any]:
+    """Run the stage, and return its record, with `error` if it did not finish.
+
+    stop: set if the stage must end at once; num_threads: of its computation on the CPU; 0: torch's default.
+    """
     name = stage.name.replace(" ", "_")
     result, log = setting.directory / f"{name}.json", setting.directory / f"{name}.log"
     result.unlink(missing_ok=True)
     command = [sys.executable, "-m", __spec__.name, stage.name, "--device", str(setting.device)]
     command += ["--directory", str(setting.directory), "--result", str(result), *["--quick"] * setting.is_quick]
+    environment = os.environ | ({"OMP_NUM_THREADS": str(num_threads)} if num_threads else {})
     started_s = time.monotonic()
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
         try:
-            error = None if process.wait(timeout_s) == 0 else f"ended with {process.returncode}"
-        except subprocess.TimeoutExpired:
-            error = f"did not end within {timeout_s:g} s"
+            error = _wait(process, timeout_s, stop)
         finally:
             _end_group(process)
     kept = json.loads(result.read_text()) if result.exists() else Record().as_json()
@@ -46,6 +52,18 @@ def run_stage(stage: Stage, setting: Setting, timeout_s: float) -> dict[str, Any
     if not kept["ok"]:
         kept["log"] = log.read_text(errors="replace")[-NUM_LOG_CHARACTERS:]
     return kept
+
+
+def _wait(process: "subprocess.Popen[bytes]", timeout_s: float, stop: Event) -> str | None:
+    """Wait for the end of a stage's process; returns what went wrong."""
+    deadline_s = time.monotonic() + timeout_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        if stop.is_set():
+            return "was interrupted"
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(min(POLL_S, left_s))
+            return None if code == 0 else f"ended with {code}"
+    return f"did not end within {timeout_s:g} s"
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:

@@ -7,6 +7,7 @@ best fixed split of a number of GPUs is found by search with the whole trace, an
 
 - `good / best fixed`: good requests of the planner, relative to the best fixed split with as many GPU-hours
 - `GPU-hours / cheapest fixed`: GPU-hours of the planner, relative to the cheapest fixed split with as many good ones
+- `oracle GPU-hours / cheapest fixed`: a bound, if the rate of each moment is known; empty where it is not
 - `settled`: the same without the first five minutes, in which the planner's replicas start; empty for shorter traces
 
 Rows are printed as they are ready, and the JSON file has those that there are.
@@ -25,6 +26,7 @@ from baton.router.policy.targets import Targets
 from baton.simulation.study.runs import RunAll, run_at_once
 from baton.simulation.twin.deployment_plan import DeploymentPlan
 from benchmarks.planner.frontier import Comparison, Frontier
+from benchmarks.planner.oracle import oracle_gpus
 from benchmarks.planner.scenarios import SCENARIOS, Scenario
 from benchmarks.report import Cell, Report
 
@@ -43,6 +45,7 @@ COLUMNS = (
     "settled GPUs",
     "settled good / best fixed",
     "settled GPU-hours / cheapest fixed",
+    "oracle GPU-hours / cheapest fixed",
 )
 MEANS = [place for place, column in enumerate(COLUMNS) if "/" in column]
 
@@ -61,6 +64,10 @@ def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, i
     if any(record.due_s >= SETTLED_S for record in outcome.records):
         settled = _figures(frontier.compare(outcome, since_s=SETTLED_S))
     good, num_gpus, to_best, to_cheapest = _figures(whole)
+    oracle: Cell = ""
+    if scenario.workload is not None:
+        oracle = oracle_gpus(scenario.workload, scenario.machine.spec, scenario.slo, BUDGET)
+        oracle /= whole.cheapest.plan.num_replicas
     report.add(
         scenario.name,
         seed,
@@ -71,6 +78,7 @@ def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, i
         whole.cheapest.plan.label,
         to_cheapest,
         *settled,
+        oracle,
     )
     Console(width=200).print(dict(zip(COLUMNS, report.rows[-1], strict=True)))
     if is_verbose:

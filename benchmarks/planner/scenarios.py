@@ -29,6 +29,7 @@ class Scenario:
     machine: Machine
     slo: SLO
     start: int = 2  # replicas of each pool at the start
+    workload: Workload | None = None  # of single turns at a known rate, for the oracle; None: the rate is not known
 
 
 def _trace(file: str, rate_scale: float, seed: int) -> list[TraceRequest]:
@@ -42,6 +43,8 @@ def _synthetic(workload: Workload) -> Callable[[int], list[TraceRequest]]:
 CHAT = Workload(
     seconds=1200, rate=steady(10), prompt=Lengths(300, 1.5), output=Lengths(250, 1), num_turns=5, num_shared_tokens=640
 )
+BURSTS = Workload(seconds=2400, rate=bursts(3, 9, 1200), prompt=Lengths(1200, 1.2), output=Lengths(250, 1))
+DAY = Workload(seconds=14400, rate=day(2.5, 14400), prompt=Lengths(1200, 1.2), output=Lengths(250, 1))
 SCENARIOS = [
     Scenario(name="azure", requests=partial(_trace, "azure_conv.csv", 1.0), machine=LARGE, slo=SLO()),
     Scenario(name="azure, 2 x", requests=partial(_trace, "azure_conv.csv", 2.0), machine=LARGE, slo=SLO()),
@@ -57,24 +60,10 @@ SCENARIOS = [
     ),
     Scenario(
         name="reasoning",
-        requests=_synthetic(Workload(seconds=1200, rate=steady(4), prompt=Lengths(400, 1), output=Lengths(1500, 1))),
+        requests=_synthetic(Workload(seconds=600, rate=steady(2), prompt=Lengths(400, 1), output=Lengths(1500, 1))),
         machine=LARGE,
         slo=SLO(),
     ),
-    Scenario(
-        name="bursts",
-        requests=_synthetic(
-            Workload(seconds=2400, rate=bursts(3, 9, 1200), prompt=Lengths(1200, 1.2), output=Lengths(250, 1))
-        ),
-        machine=LARGE,
-        slo=SLO(),
-    ),
-    Scenario(
-        name="day",
-        requests=_synthetic(
-            Workload(seconds=14400, rate=day(2.5, 14400), prompt=Lengths(1200, 1.2), output=Lengths(250, 1))
-        ),
-        machine=LARGE,
-        slo=SLO(),
-    ),
+    Scenario(name="bursts", requests=_synthetic(BURSTS), machine=LARGE, slo=SLO(), workload=BURSTS),
+    Scenario(name="day", requests=_synthetic(DAY), machine=LARGE, slo=SLO(), workload=DAY),
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, isfinite, sqrt
+from math import exp, inf, isfinite, log, sqrt
 
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
@@ -13,6 +13,7 @@ ENOUGH_BEYOND = 5.0  # samples beyond the quantile that make it fully trusted
 EASING = 5  # the factor falls this much more slowly than it rises
 MOST_DT_S = 10.0  # longest time step of the smoothing
 BREACH_S = 10.0  # after which a broken objective corrects the model at once
+CHANCE_DEVIATIONS = 2  # standard deviations of a measured quantile that count as chance
 MOST_JUMP = 2.0  # of the factor at once
 MOST_FACTOR = 4.0  # of broken objectives; slow corrections stay below `max_correction`
 HELPED = 0.9  # ratio of latencies, below which a larger pool has helped
@@ -25,9 +26,10 @@ Predict = Callable[[float], float]  # the latency's quantile in seconds, by the 
 class Correction:
     """Factor on a pool's service times, with which the model predicts what is measured; smoothed and bounded.
 
-    While the objective is kept, the factor changes slowly. An objective that has been broken for `BREACH_S`, though the
-    model sees no need for a larger pool, corrects it at once, up to twofold. If the pool has grown and the objective is
-    still broken, the factor rises further only if the growth has helped: the cause may lie outside of the pool.
+    While the objective is kept, the factor changes slowly. An objective that has been broken by more than chance for
+    `BREACH_S`, though the model sees no need for a larger pool, corrects it at once, up to twofold. If the pool has
+    grown and the objective is still broken, the factor rises further only if the growth has helped: the cause may lie
+    outside of the pool.
     """
 
     factor: float = 1.0
@@ -66,7 +68,8 @@ class Correction:
         is_over = measured.quantile_s > objective_s
         is_warm = all(each.ready_for_s >= settings.warmup_s + window_s for each in latencies)
         broken_since_s = None
-        if is_over and is_enough and is_warm:
+        is_surely_over = measured.quantile_s > objective_s * (1 + measured.chance(settings.slo))
+        if is_surely_over and is_enough and is_warm:
             broken_since_s = now_s if self.broken_since_s is None else min(self.broken_since_s, now_s)
         jumped_at_s = self.jumped_at_s if is_over else inf
         updated = replace(self, updated_s=now_s, broken_since_s=broken_since_s, jumped_at_s=jumped_at_s)
@@ -120,6 +123,15 @@ class Measured:
     def trust(self, slo: SLO) -> float:
         """Return the weight of these samples, from 0 to 1: how many are beyond the SLO's quantile."""
         return min(1.0, self.num_samples * (1 - slo.quantile) / ENOUGH_BEYOND)
+
+    def chance(self, slo: SLO) -> float:
+        """Return the relative error of the quantile by chance: that of exponential times, by order statistics.
+
+        For n of them its standard deviation is the root of q / ((1 - q) * n), in units of their mean, and the quantile
+        is ln(1 / (1 - q)) (David and Nagaraja, Order Statistics, 2003).
+        """
+        beyond = 1 - slo.quantile
+        return CHANCE_DEVIATIONS * sqrt(slo.quantile / (beyond * self.num_samples)) / log(1 / beyond)
 
 
 def warm_quantile(latencies: Iterable[ReplicaLatency], warmup_s: float) -> Measured | None:

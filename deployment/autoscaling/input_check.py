@@ -1,6 +1,7 @@
 """Validation of measurements before a decision."""
 
 from collections.abc import Iterable
+from dataclasses import astuple
 from math import isfinite
 
 from baton.deployment.autoscaling.moments import Moments
@@ -63,7 +64,7 @@ def decode_fault(snapshot: PoolsSnapshot) -> str | None:
 
 def _traffic_fault(traffic: Traffic, *lengths: Moments) -> str | None:
     numbers = (traffic.requests_per_s, traffic.arrival_cv2, traffic.window_s)
-    if not _are_amounts(numbers):
+    if not _are_amounts((*numbers, *(value for each in traffic.recent for value in astuple(each)))):
         return f"the requests' rate, variation and window are {numbers}"
     for moments in (*lengths, traffic.prompt_tokens):
         if not _are_amounts((moments.mean,)) or not 0 <= moments.second <= MOST * MOST:

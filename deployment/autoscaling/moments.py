@@ -1,6 +1,6 @@
 """First two moments of a length or a time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -19,6 +19,16 @@ class Moments:
         if not known:
             return cls()
         return cls(sum(known) / len(known), sum(value * value for value in known) / len(known))
+
+    @classmethod
+    def mixed(cls, weights: Sequence[float], parts: Sequence["Moments"]) -> "Moments":
+        """Return the moments of samples of several kinds; `weights`, not all 0, are proportional to their numbers."""
+        total = sum(weights)
+        pairs = list(zip(weights, parts, strict=True))
+        return cls(
+            sum(weight * part.mean for weight, part in pairs) / total,
+            sum(weight * part.second for weight, part in pairs) / total,
+        )
 
     @property
     def variance(self) -> float:

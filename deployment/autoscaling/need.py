@@ -1,7 +1,7 @@
 """Sizes that a pool needs for its load."""
 
 from dataclasses import dataclass, replace
-from math import ceil, inf, sqrt
+from math import ceil, hypot, inf, sqrt
 
 from baton.deployment.autoscaling.backlog import Backlog
 from baton.deployment.autoscaling.input_check import known
@@ -21,7 +21,7 @@ class Need:
 
     least: int  # smallest size that holds the SLO and clears the queue
     sure: int  # the same for a load lower by `chance`
-    keep: int  # the same for a load higher by `chance` and the margin
+    keep: int  # the same for a load higher by `chance` and the margin together
     queue: int  # smallest size that clears the queue at the lower load; 0: the ready replicas are enough
     why: str  # reason for `least`
     chance: float = 0.0  # relative error of the measured load by chance
@@ -69,14 +69,16 @@ def decode_need(
     most: int,
     prompt_token_s: float,
     model: DecodeModel | None = None,
+    recent: Traffic | None = None,
 ) -> Need:
     """Return the decode replicas needed for TPOT and KV, from the request rate and the waiting sequences.
 
-    Running sequences limit only how far the pool may shrink.
+    `recent`: the traffic in which outputs ended, if it is another one. Running sequences limit only how far the pool
+    may shrink.
     """
     traffic, decode, slo = snapshot.traffic, snapshot.decode, settings.slo
     model = model or DecodeModel.of(traffic, decode, settings, factor, prompt_token_s)
-    done_per_s = min(model.full_rate(1), full_pool_rate(traffic, decode, settings))
+    done_per_s = min(model.full_rate(1), full_pool_rate(recent or traffic, decode, settings))
     backlog = Backlog(decode.num_waiting, traffic.requests_per_s, done_per_s)
     start_s = known(decode.pool.start_s, settings.start_s)
     chance = load_chance(traffic, traffic.output_tokens)
@@ -114,7 +116,7 @@ def _need(
     """Return the sizes for a rate. `why` is empty if the rate, not the queue, determines `least`."""
     by_rate = smallest_size(model, rate, 1, most)
     sure = smallest_size(model, rate * (1 - chance), 1, by_rate)
-    keep = smallest_size(model, rate * (1 + chance + margin), by_rate, most)
+    keep = smallest_size(model, rate * (1 + hypot(chance, margin)), by_rate, most)  # independent, so squares add up
     why = "the queue left after a replica start has to be cleared" if queue_need > by_rate else ""
     return Need(max(queue_need, by_rate), max(sure_queue, sure), max(queue_need, keep), sure_queue, why, chance, model)
 

@@ -5,7 +5,8 @@ The steps for one snapshot:
 1. A snapshot without a valid clock or replica counts changes nothing.
 2. After `idle_s` without requests both pools are emptied; the first request brings both back.
 3. Replicas that fail to start are withdrawn, and the assumed number of GPUs is lowered for a while.
-4. Each pool's needed sizes follow from its load by queueing theory, corrected by measured latencies.
+4. Each pool's needed sizes follow from its load by queueing theory, corrected by measured latencies. The load is
+   measured since it last changed.
 5. Within the budget each pool gets what it needs; otherwise the split with the most goodput is chosen.
 6. A pool follows only changes that every snapshot during a delay asked for, and rarely changes direction.
 7. The granted sizes, including starting and draining replicas, never exceed the budget; the rest waits.
@@ -31,7 +32,7 @@ from baton.deployment.autoscaling.need import Need, decode_need, prefill_need
 from baton.deployment.autoscaling.prediction.pools_model import PoolsModel
 from baton.deployment.autoscaling.prompt_split import LocalLimit, best_model, measured_share
 from baton.deployment.autoscaling.settings import ScalingSettings
-from baton.deployment.autoscaling.snapshot import PoolsSnapshot
+from baton.deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
 from baton.deployment.autoscaling.split import fit, sure_split
 from baton.deployment.autoscaling.start_trouble import StartWatch
 from baton.deployment.autoscaling.state import ScalingState
@@ -57,9 +58,11 @@ def plan_pools(
     believed = watch.trouble.believed(budget, now_s) if watch.trouble is not None else budget
     present = replace(state.grants, sizes=watch.granted)
     sizes = _present_sizes(state, present, budget)
-    model = _model(snapshot, state, faults, settings, believed)
-    needs = _needs(snapshot, state, faults, sizes, settings, budget, model)
-    sizes, band = _followed(sizes, needs, present, believed, snapshot, settings)
+    state, load = _with_load(snapshot, state, faults)
+    model = _model(load, snapshot.traffic, state, faults, settings, believed)
+    needs = _needs(load, snapshot.traffic, state, faults, sizes, settings, budget, model)
+    has_jumped = state.history.has_jumped(now_s, snapshot.traffic)
+    sizes, band = _followed(sizes, needs, present, believed, snapshot, settings, has_jumped)
     grants = grant(sizes.map(lambda size: size.wanted), present, watch.arrived, snapshot, believed, settings)
     sizes = ByPool(
         sizes.prefill.given(present.sizes.prefill, grants.sizes.prefill, now_s),
@@ -87,8 +90,19 @@ def _present_sizes(state: ScalingState, present: Grants, budget: Budget) -> ByPo
     return ByPool(prefill.raised(budget.least.prefill), decode.raised(budget.least.decode))
 
 
+def _with_load(
+    snapshot: PoolsSnapshot, state: ScalingState, faults: ByPool[str | None]
+) -> tuple[ScalingState, PoolsSnapshot]:
+    """Return the state with this snapshot's traffic, and the snapshot with the load since it last changed."""
+    if any(faults.both()):
+        return state, snapshot
+    state = replace(state, history=state.history.after(snapshot.now_s, snapshot.traffic))
+    return state, replace(snapshot, traffic=state.history.load(snapshot.now_s, snapshot.traffic))
+
+
 def _needs(
     snapshot: PoolsSnapshot,
+    recent: Traffic,
     state: ScalingState,
     faults: ByPool[str | None],
     sizes: ByPool[SizeState],
@@ -96,7 +110,10 @@ def _needs(
     budget: Budget,
     model: PoolsModel | None,
 ) -> ByPool[Need]:
-    """Return what each pool needs; the wanted size for a pool with invalid measurements."""
+    """Return what each pool needs; the wanted size for a pool with invalid measurements.
+
+    `recent`: the traffic of the last window, in which outputs ended.
+    """
     most, least, factors = budget.most, budget.least, state.corrections.map(lambda each: each.factor)
     if faults.prefill is None:
         prefill = prefill_need(snapshot, settings, factors.prefill, most.prefill, model.prefill if model else None)
@@ -105,7 +122,13 @@ def _needs(
         prefill = Need.unknown(sizes.prefill.wanted, faults.prefill, factors.prefill)
     if faults.decode is None:
         decode = decode_need(
-            snapshot, settings, factors.decode, most.decode, prefill.prompt_token_s, model.decode if model else None
+            snapshot,
+            settings,
+            factors.decode,
+            most.decode,
+            prefill.prompt_token_s,
+            model.decode if model else None,
+            recent,
         )
         decode = decode.within(least.decode, most.decode)
     else:
@@ -115,19 +138,23 @@ def _needs(
 
 def _model(
     snapshot: PoolsSnapshot,
+    recent: Traffic,
     state: ScalingState,
     faults: ByPool[str | None],
     settings: ScalingSettings,
     budget: Budget,
 ) -> PoolsModel | None:
-    """Return the model for the best share of local prompts; None if a pool's measurements are invalid."""
+    """Return the model for the best share of local prompts; None if a pool's measurements are invalid.
+
+    `recent`: the traffic of the last window, in which the local prompts were measured.
+    """
     if any(faults.both()):
         return None
     factors = state.corrections.map(lambda each: each.factor)
     return best_model(
         lambda share: PoolsModel.of(snapshot, settings, factors, share),
         state.local_share,
-        state.local_limit.most(snapshot.traffic),
+        state.local_limit.most(recent),
         snapshot.traffic.requests_per_s,
         budget,
     )
@@ -140,15 +167,20 @@ def _followed(
     budget: Budget,
     snapshot: PoolsSnapshot,
     settings: ScalingSettings,
+    has_jumped: bool,
 ) -> tuple[ByPool[SizeState], ByPool[Band]]:
-    """Return the size states after this snapshot, and the bands that they follow."""
+    """Return the size states after this snapshot, and the bands that they follow.
+
+    A jump of the arrivals is not chance, and no single prompt: if there are enough GPUs, pools may turn at once.
+    """
     now_s, window_s = snapshot.now_s, known(snapshot.traffic.window_s, 0.0)
     wanted = sizes.map(lambda size: size.wanted)
     least = fit(needs.map(lambda need: need.model), needs.map(lambda need: need.least), wanted, budget, settings.margin)
     # If GPUs are missing, a new split is not due to chance in the load, so it need not last for a window.
     lasting_s = window_s if budget.gpus == settings.budget_gpus else 0.0
     band = _bands(least, needs, wanted, budget, lasting_s, settings)
-    have_settled = all(size.may_turn(now_s, settings.turn_s) for size in sizes.both())
+    is_sure = has_jumped and budget.cost(needs.map(lambda need: need.least)) <= budget.gpus
+    have_settled = is_sure or all(size.may_turn(now_s, settings.turn_s) for size in sizes.both())
     sure_band = band if have_settled else _sure_bands(needs, wanted, budget, window_s, settings)
     is_shift = band.prefill.is_pressed or band.decode.is_pressed
     changes = sizes.zip(least.zip(grants.sizes)).both()

@@ -9,6 +9,14 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.moments import Moments
 
 
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The arrivals of the last `window_s`."""
+
+    window_s: float
+    num_requests: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """The requests of the last `window_s`."""
@@ -22,6 +30,7 @@ class Traffic:
     num_ended: int = 0  # finished outputs; 0: none, or not counted
     remote_share: float = 1.0  # fraction of the requests that prefill workers prefill
     remote_tokens: Moments | None = None  # uncached tokens of these prompts; None: as for all
+    recent: tuple[Arrivals, ...] = ()  # the last parts of the window, shortest first; empty: not counted
 
 
 @dataclass(frozen=True, slots=True)

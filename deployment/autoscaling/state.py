@@ -7,6 +7,7 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.correction import Correction
 from baton.deployment.autoscaling.grants import Grants
 from baton.deployment.autoscaling.hysteresis import SizeState
+from baton.deployment.autoscaling.load_history import LoadHistory
 from baton.deployment.autoscaling.prompt_split import LocalLimit
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot
 from baton.deployment.autoscaling.start_trouble import StartTrouble
@@ -24,6 +25,7 @@ class ScalingState:
     trouble: StartTrouble | None = None
     local_share: float = 0.0  # of the requests, that decode workers are planned to prefill
     local_limit: LocalLimit = field(default_factory=LocalLimit)
+    history: LoadHistory = field(default_factory=LoadHistory)
 
     @classmethod
     def of(cls, snapshot: PoolsSnapshot) -> "ScalingState":
@@ -65,7 +67,13 @@ class ScalingState:
             corrections = self.corrections.map(lambda each: replace(each, steady_since_s=now_s, updated_s=now_s))
             active_s = -inf if self.is_asleep else now_s
             return replace(
-                self, updated_s=now_s, active_s=active_s, sizes=sizes, corrections=corrections, trouble=trouble
+                self,
+                updated_s=now_s,
+                active_s=active_s,
+                sizes=sizes,
+                corrections=corrections,
+                trouble=trouble,
+                history=LoadHistory(),
             )
         if now_s - self.updated_s > max_gap_s:
             sizes = self.sizes.map(lambda size: size.without_streaks())

@@ -10,6 +10,7 @@ from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.input_check import LEAST, MOST
 from baton.deployment.autoscaling.moments import Moments, answer_moments
 from baton.deployment.autoscaling.snapshot import (
+    Arrivals,
     DecodeSnapshot,
     PoolSnapshot,
     PoolsSnapshot,
@@ -54,7 +55,18 @@ def merged_traffic(reports: Sequence[TrafficReport]) -> Traffic:
         num_ended=sum(each.output_tokens.num for each in reports),
         remote_share=min(1.0, sum(each.num for each in remote) / num_prompts) if is_split else 1.0,
         remote_tokens=moments_of(remote) if is_split else None,
+        recent=merged_arrivals(reports),
     )
+
+
+def merged_arrivals(reports: Sequence[TrafficReport]) -> tuple[Arrivals, ...]:
+    """Add up the last seconds' arrivals. A part of the window that some router has not lived through is left out."""
+    merged = []
+    for parts in zip(*(each.recent for each in reports), strict=False):
+        num_requests = sum(each.num_requests for each in parts)
+        rate = sum(each.num_requests / each.window_s for each in parts)
+        merged.append(Arrivals(num_requests / rate if rate else parts[0].window_s, num_requests))
+    return tuple(merged)
 
 
 def merged_answers(reports: Sequence[TrafficReport]) -> Moments:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,13 +93,15 @@ def load(
             )
         whole = replace(whole, rope=whole.rope.for_context(context))
         pooling = read_pooling_config(Path(config.model), whole.hidden_size, config.pooling)
-        with WeightsHash(Path(config.model)) as weights_hash:
-            plan = LoadPlan.of(config, whole, shard, is_expert_parallel=group is not None)
-            loaded = _load(plan, cores, allocate_pool, on_progress, group, tensor, weights_hash)
-    if pooling is None and not loaded.generates:
-        raise UnsupportedModel(
-            f"{config.model} has no lm_head, so it cannot generate; set pooling to last, mean or cls"
-        )
+        with ExitStack() as on_failure:
+            with WeightsHash(Path(config.model)) as weights_hash:
+                plan = LoadPlan.of(config, whole, shard, is_expert_parallel=group is not None)
+                loaded = _load(plan, cores, allocate_pool, on_progress, group, tensor, weights_hash, on_failure)
+            if pooling is None and not loaded.generates:
+                raise UnsupportedModel(
+                    f"{config.model} has no lm_head, so it cannot generate; set pooling to last, mean or cls"
+                )
+            on_failure.pop_all()
     return replace(loaded, pooling=pooling)
 
 
@@ -110,7 +113,9 @@ def _load(
     group: ExpertGroup | None,
     tensor: TensorGroup | None,
     weights_hash: WeightsHash,
+    on_failure: ExitStack,
 ) -> LoadedModel:
+    """Load the model and what it computes with. on_failure: gets what must be closed if the load fails later."""
     config, device = plan.config, torch.device(plan.config.device)
     size, is_measured = plan.size_beforehand(group)
     if tensor is not None:
@@ -119,6 +124,7 @@ def _load(
     may_record = tensor is None and group is None and not is_eager
     on_loaded = _share_of(on_progress, 0.0, WEIGHTS_SHARE if may_record else 1.0)
     offloaded = _load_weights(plan, size.max_model_len, on_loaded, group, tensor, weights_hash)
+    on_failure.callback(offloaded.source.close)
     model = offloaded.model
     weights = load_draft(plan.draft, model, device) if plan.draft is not None and plan.shard.rank == 0 else None
     records = may_record and can_be_recorded(model)

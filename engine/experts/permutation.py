@@ -21,6 +21,14 @@ class ExpertRows:
     rows: Tensor  # [sum(sizes), hidden]
     sizes: list[int] | Tensor  # rows per slot, known to the host; or, on the device, the ends of slots: see Experts
     places: Tensor  # [num_entries]: row index of each (token, chosen expert)
+    token_of: Tensor | None = None  # [num_entries]; None: all tokens have equally many consecutive entries
+
+    def of_tokens(self, values: Tensor, padding: int) -> Tensor:
+        """Return the value of each row's token, [num_rows]. padding: value of rows that repeat others."""
+        found = values.new_full((len(self.rows),), padding)
+        each = len(self.places) // max(1, len(values))
+        found[self.places] = values.repeat_interleave(each) if self.token_of is None else values[self.token_of]
+        return found
 
 
 def rows_by_slot(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slots: int, tile: int = ROW_TILE) -> ExpertRows:
@@ -31,6 +39,7 @@ def rows_by_slot(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slots: i
     """
     if sort_rows is not None and x.device.type == "cpu":
         return _sorted_natively(x, token_of, slots, num_slots, tile)
+    given = token_of
     if token_of is None:
         token_of = torch.arange(len(slots), device=x.device) // max(1, len(slots) // max(1, len(x)))
     counts = slots.bincount(minlength=num_slots)
@@ -44,7 +53,7 @@ def rows_by_slot(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slots: i
     firsts = order[(counts.cumsum(0) - counts).clamp(max=max(0, len(order) - 1))] if len(order) else order
     source = token_of[firsts].repeat_interleave(sizes) if len(order) else order
     source[places] = token_of
-    return ExpertRows(x[source], sizes_list, places)
+    return ExpertRows(x[source], sizes_list, places, given)
 
 
 def _sorted_natively(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slots: int, tile: int) -> ExpertRows:
@@ -61,7 +70,7 @@ def _sorted_natively(x: Tensor, token_of: Tensor | None, slots: Tensor, num_slot
         x.data_ptr(), len(x), row_bytes, tokens, slots.data_ptr(), num_entries, num_slots, tile,
         rows.data_ptr(), places.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
-    return ExpertRows(rows[: sum(sizes)], sizes, places)
+    return ExpertRows(rows[: sum(sizes)], sizes, places, token_of)
 
 
 def weighted_sum(rows: Tensor, places: Tensor | None, weights: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from baton.engine.checkpoint.joined_tensors import join, peek_all
 from baton.engine.checkpoint.stacked_matrices import StackedMatrices
 from baton.engine.checkpoint.weights import Stored, Weights
 from baton.engine.families.tensor_names import ExpertNames
+from baton.engine.layers.expert_source import fused_rows
 from baton.engine.layers.experts import Expert
 from baton.engine.layers.linear import Linear, placed
 from baton.engine.layers.weights.column_part import ColumnPart
@@ -73,7 +74,7 @@ class ExpertReader:
         return Expert(self._linear(expert, gate_up), self._down_linear(expert, read_down), self._activation)
 
     def _read_fused(self, expert: int) -> Expert:
-        every, rows = slice(None), self._gate_up_rows()
+        every, rows = slice(None), fused_rows(self._names, self._size, self._ours)
         gate_up = [self._gate_up.part(expert, each, every) for each in rows]
         biases: list[Tensor | None] = [None, None]
         if self._has_biases:
@@ -87,13 +88,6 @@ class ExpertReader:
         return Expert(
             self._linear(expert, gate_up, biases[0]), self._down_linear(expert, read_down, biases[1]), self._activation
         )
-
-    def _gate_up_rows(self) -> tuple[slice, slice]:
-        """Return the stored rows of this rank's gate and up."""
-        ours, size = self._ours, self._size
-        if self._names.all_alternate:
-            return slice(2 * ours.start, 2 * ours.stop, 2), slice(2 * ours.start + 1, 2 * ours.stop, 2)
-        return ours, slice(ours.start + size, ours.stop + size)
 
     def _down_linear(
         self, expert: int, read: Callable[[slice], Sequence[Stored]], bias: Tensor | None = None

@@ -14,6 +14,8 @@ from baton.engine.layers.expert_pairs.choice import (
     choose_in_torch,
 )
 from baton.engine.layers.experts import ROW_TILE
+from baton.engine.layers.linear import Addend
+from baton.engine.layers.linear_source import LinearSource, source_of_tensor
 from baton.engine.layers.weights.panel_weight import SingleWeight, can_have_panels
 from baton.engine.moe import MoEConfig
 
@@ -36,11 +38,14 @@ class ExpertChoice:
         correction_bias: Tensor | None,
         bias: Tensor | None = None,
         factors: Tensor | None = None,
+        source: LinearSource | None = None,
     ) -> None:
         """weight: [num_experts, hidden] fp32; correction_bias: [num_experts] fp32, used for routing only.
 
-        bias: of the logits, [num_experts] fp32; factors: on the weights of each expert, the same.
+        bias: of the logits, [num_experts] fp32; factors: on the weights of each expert, the same; source: of weight.
         """
+        self.source = source
+        self.addend: Addend | None = None  # of adapters; None: they are not enabled
         self.factors = factors
         self.config = config
         self.weight = weight
@@ -70,6 +75,8 @@ class ExpertChoice:
             if x.device.type == "cpu":
                 rows = F.pad(rows, (0, 0, 0, -len(x) % ROW_TILE))
             logits = F.linear(rows, self.weight)[: len(x)]
+        if self.addend is not None:
+            logits = self.addend(x, logits)
         return logits if self.bias is None else logits + self.bias
 
     def _chosen_natively(self, logits: Tensor, rule: "ChoiceRule") -> tuple[Tensor, Tensor]:
@@ -132,4 +139,5 @@ def load_choice(weights: Weights, prefix: str, names: ExpertNames, hidden_size: 
     factors = None
     if names.router_factors is not None:
         factors = weights.take(f"{prefix}.{names.router_factors}", count, dtype=torch.float32)
-    return ExpertChoice(config, weight, correction, bias, factors)
+    source = source_of_tensor(f"{prefix}.{names.router}", count, hidden_size)
+    return ExpertChoice(config, weight, correction, bias, factors, source)

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Protocol
 
@@ -37,10 +38,38 @@ class Expert:
     activation: MLPActivation = "silu"
 
 
+class ExpertAddends(Protocol):
+    """Adds to the two products of a layer's experts what the adapters of their rows do; see Experts for sizes."""
+
+    def add(
+        self, product: "ExpertProduct", x: Tensor, output: Tensor, sizes: Sequence[int] | Tensor, adapters: Tensor
+    ) -> None:
+        """Change output [num_rows, out_features] of a product in place, for x [num_rows, in_features].
+
+        adapters: [num_rows], see AdaptedRows.
+        """
+        ...
+
+
+class ExpertProduct(Enum):
+    """One of the two products of an expert."""
+
+    GATE_UP = 0
+    DOWN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedRows:
+    """Adapters of rows."""
+
+    adapters: Tensor  # [num_rows]: the adapter of each row, in the numbers of `addends`
+    addends: ExpertAddends
+
+
 class Products(Protocol):
     """Computes a layer's experts on their rows."""
 
-    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Return the experts' outputs for their rows; see Experts."""
         ...
 
@@ -51,27 +80,34 @@ class SeparateProducts:
 
     slots: Sequence[Expert]
 
-    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Return the experts' outputs for their rows; see Experts."""
         assert not isinstance(sizes, Tensor), "the host must know which expert gets which rows"
         busy = [(expert, size) for expert, size in zip(self.slots, sizes, strict=True) if size]
         splits = [size for _, size in busy]
         inputs = rows.split_with_sizes(splits)
         gate_up = torch.cat([expert.gate_up(part) for (expert, _), part in zip(busy, inputs, strict=True)])
-        inner = activated(gate_up, self.slots[0].activation).split_with_sizes(splits)
-        return torch.cat([expert.down(part) for (expert, _), part in zip(busy, inner, strict=True)])
+        if adapted is not None:
+            adapted.addends.add(ExpertProduct.GATE_UP, rows, gate_up, sizes, adapted.adapters)
+        inner = activated(gate_up, self.slots[0].activation)
+        parts = inner.split_with_sizes(splits)
+        outputs = torch.cat([expert.down(part) for (expert, _), part in zip(busy, parts, strict=True)])
+        if adapted is not None:
+            adapted.addends.add(ExpertProduct.DOWN, inner, outputs, sizes, adapted.adapters)
+        return outputs
 
 
 @dataclass(frozen=True, slots=True)
 class GatedExperts:
-    """All experts in one call of the native code, on a CPU."""
+    """All experts in one call of the native code, on a CPU; rows with adapters in two."""
 
     weights: GatedWeights
+    separate: SeparateProducts  # over the same weights
 
-    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Return the experts' outputs for their rows; see Experts."""
         assert not isinstance(sizes, Tensor), "the host must know which expert gets which rows"
-        return self.weights(rows, sizes)
+        return self.weights(rows, sizes) if adapted is None else self.separate(rows, sizes, adapted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +129,19 @@ class GroupedWeights:
         pairs = zip(self.gate_up.split(), self.down.split(), strict=True)
         return [Expert(gate_up, down, self.activation) for gate_up, down in pairs]
 
-    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Return the experts' outputs for their rows; see Experts."""
         ends = sizes
         if not isinstance(ends, Tensor):
             ends = torch.tensor(sizes, device=rows.device).cumsum(0).to(torch.int32)
-        return self.down(activated(self.gate_up(rows, ends), self.activation), ends)
+        gate_up = self.gate_up(rows, ends)
+        if adapted is not None:
+            adapted.addends.add(ExpertProduct.GATE_UP, rows, gate_up, ends, adapted.adapters)
+        inner = activated(gate_up, self.activation)
+        outputs = self.down(inner, ends)
+        if adapted is not None:
+            adapted.addends.add(ExpertProduct.DOWN, inner, outputs, ends, adapted.adapters)
+        return outputs
 
     def for_few(self, x: Tensor, chosen: Tensor) -> FewTokens | None:
         """Return the kernels of few tokens; see Experts."""
@@ -151,7 +194,8 @@ class Experts:
             return PreparedExperts(tuple(grouped.split()), grouped)
         is_silu = all(each.activation == "silu" for each in slots)
         gated = gated_weights([(each.gate_up, each.down) for each in slots]) if is_silu else None
-        return PreparedExperts(tuple(slots), SeparateProducts(slots) if gated is None else GatedExperts(gated))
+        separate = SeparateProducts(slots)
+        return PreparedExperts(tuple(slots), separate if gated is None else GatedExperts(gated, separate))
 
     def take(self, prepared: PreparedExperts) -> None:
         """Switch to prepared experts."""
@@ -185,13 +229,14 @@ class Experts:
         products = self._current.products
         return products.for_few(x, chosen) if isinstance(products, GroupedWeights) else None
 
-    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Apply each slot's expert to its rows; returns the same shape.
 
         rows: [sum(sizes), hidden], the first slot's `sizes[0]` rows first; sizes: multiples of `row_tile`, or, if the
-        experts are grouped, any numbers, or on the device the end of each slot's rows, [num_slots] int32.
+        experts are grouped, any numbers, or on the device the end of each slot's rows, [num_slots] int32; adapted:
+        None if no row has an adapter.
         """
-        return self._current.products(rows, sizes) if rows.shape[0] else rows
+        return self._current.products(rows, sizes, adapted) if rows.shape[0] else rows
 
 
 def _is_grouped_native(linear: Linear) -> bool:

@@ -1,6 +1,6 @@
 """Which parts of a checkpoint's projections a Linear computes."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 
@@ -25,3 +25,15 @@ class LinearSource:
     parts: Sequence[ProjectionRows]
     in_features: int  # of the whole projections
     columns: slice
+    fused: Sequence[ProjectionRows] = ()  # the same outputs, as adapters name them that were trained on fused weights
+
+    def parts_in(self, modules: Container[str]) -> Sequence[ProjectionRows]:
+        """Return the parts by the names under which modules of an adapter have them."""
+        return self.fused if any(part.name in modules for part in self.fused) else self.parts
+
+
+def source_of_tensor(name: str, out_features: int, in_features: int) -> LinearSource:
+    """Return the source of a whole projection whose weights are the tensor `name`."""
+    return LinearSource(
+        [ProjectionRows(name.removesuffix(".weight"), out_features, slice(None))], in_features, slice(None)
+    )

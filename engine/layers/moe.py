@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from baton.engine.experts.permutation import ExpertRows, rows_by_slot, weighted_
 from baton.engine.families.tensor_names import ExpertNames
 from baton.engine.layers.expert_reader import ExpertReader
 from baton.engine.layers.expert_routing import ExpertChoice, load_choice
+from baton.engine.layers.expert_source import ExpertSource
 from baton.engine.layers.experts import ROW_TILE, Experts
-from baton.engine.layers.linear import Projection
+from baton.engine.layers.linear import Addend, Projection
+from baton.engine.layers.linear_source import LinearSource, source_of_tensor
 from baton.engine.layers.mlp import MLP, load_partial_mlp
 from baton.engine.moe import MoEConfig
 from baton.engine.parallel.tensor_parallel import TensorRanks
@@ -116,19 +119,43 @@ class PartDispatch:
         return weighted_sum(results, None, weights)
 
 
+class SharedGate:
+    """Product with one row of weights, in fp32."""
+
+    bias = None
+
+    def __init__(self, weight: Tensor, source: LinearSource) -> None:
+        """weight: [1, hidden] fp32."""
+        self.weight = weight
+        self.source = source
+        self.addend: Addend | None = None  # of adapters; None: they are not enabled
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [num_tokens, 1] fp32 for x [num_tokens, hidden]."""
+        output = (x.float() * self.weight).sum(1, keepdim=True)
+        return output if self.addend is None else self.addend(x, output)
+
+
 class GatedMLP:
     """MLP whose output is scaled by the sigmoid of a product with its input (Qwen2-MoE)."""
 
-    def __init__(self, mlp: MLP, gate: Tensor) -> None:
-        """gate: [1, hidden] fp32."""
+    def __init__(self, mlp: MLP, gate: SharedGate) -> None:
         self.mlp = mlp
         self.gate = gate
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the output for x [num_tokens, hidden], in the same shape."""
         # In float64: torch's vector and scalar code differ in their last bits, which the conversion back rounds away.
-        scale = (x.float() * self.gate).sum(1, keepdim=True).double().sigmoid()
+        scale = self.gate(x).double().sigmoid()
         return self.mlp(x) * scale.to(x.dtype)
+
+
+class MixtureAdapters(Protocol):
+    """Adapters of the routed experts of one layer."""
+
+    def dispatch(self, moe: "MoE", x: Tensor, chosen: Tensor, weights: Tensor) -> Callable[[], Tensor] | None:
+        """Start to send tokens to their experts, as `MoE.dispatch`; None if no adapter of the step changes them."""
+        ...
 
 
 class MoE:
@@ -141,7 +168,11 @@ class MoE:
         exchange: ExpertExchange,
         shared: Projection | None,
         tensor: TensorRanks,
+        source: ExpertSource | None = None,
     ) -> None:
+        """source: of the experts; None if their places change."""
+        self.source = source
+        self.adapters: MixtureAdapters | None = None  # None: they are not enabled
         self.choice = choice
         self.experts = experts
         self.exchange = exchange
@@ -162,14 +193,17 @@ class MoE:
         inputs = x
         if self.choice.config.weights_inputs:
             inputs, weights = x * weights.to(x.dtype), torch.ones_like(weights)
-        compute = self._dispatch(inputs, chosen, weights)
+        compute = self._dispatch_adapted(inputs, chosen, weights) or self.dispatch(inputs, chosen, weights)
         shared_mlp = self.shared
         # Overlaps the dispatch; on a GPU also the routed experts, which do not fill the GPU.
         shared = run_on_side_stream(lambda: shared_mlp(x), x.device) if shared_mlp is not None and len(x) else None
         routed = compute()
         return self.tensor.sum(routed if shared is None else routed + shared())
 
-    def _dispatch(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+    def _dispatch_adapted(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Callable[[], Tensor] | None:
+        return None if self.adapters is None else self.adapters.dispatch(self, x, chosen, weights)
+
+    def dispatch(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Callable[[], Tensor]:
         """Start to send tokens to their experts; returns a function that computes these and their weighted sums."""
         few = self.experts.for_few(x, chosen) if self.stays_on_device else None
         if few is not None:
@@ -207,7 +241,8 @@ def load_moe(
         return MoE(choice, grouped.experts, grouped.exchange, shared, tensor)
     here = shard.experts_of(config.num_experts)
     experts = Experts([reader.read(expert) for expert in here])
-    return MoE(choice, experts, _exchange(experts, here, config, shard), shared, tensor)
+    source = ExpertSource(prefix, names, config, hidden_size, here, shard.per_expert.of(config.intermediate_size))
+    return MoE(choice, experts, _exchange(experts, here, config, shard), shared, tensor, source)
 
 
 def _load_shared(
@@ -238,7 +273,7 @@ def _load_shared(
     if not config.has_shared_gate:
         return mlp
     gate = weights.take(f"{prefix}.{names.shared_gate}", 1, hidden_size, dtype=torch.float32)
-    return GatedMLP(mlp, gate)
+    return GatedMLP(mlp, SharedGate(gate, source_of_tensor(f"{prefix}.{names.shared_gate}", 1, hidden_size)))
 
 
 def _exchange(experts: Experts, here: range, config: MoEConfig, shard: TensorShard) -> ExpertExchange:

@@ -9,11 +9,12 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 MAX_INVOCATION_TOKENS = 128
 MAX_TOKEN_ID = (1 << 24) - 1
 INACTIVE = 1 << 62  # behind all tokens: the prompt does not invoke the adapter
 ACTIVATED_DIGEST = re.compile(r"[0-9a-f]+:([0-9a-f]{1,6}(?:,[0-9a-f]{1,6})*)")
-TOKEN_BYTES = 8
 
 
 def activated_digest(digest: str, invocation: Sequence[int]) -> str:
@@ -32,11 +33,13 @@ def first_adapted(digest: str, prompt: Sequence[int]) -> int:
     invocation = invocation_of(digest)
     if not invocation:
         return 0
-    tokens, wanted = array("q", prompt).tobytes(), array("q", invocation).tobytes()
-    place = tokens.rfind(wanted)
-    while place >= 0 and place % TOKEN_BYTES:  # not at the start of a token
-        place = tokens.rfind(wanted, 0, place + len(wanted) - 1)
-    return place // TOKEN_BYTES if place >= 0 else INACTIVE
+    tokens = np.frombuffer(array("q", prompt), dtype=np.int64)
+    starts = np.arange(len(tokens) - len(invocation) + 1)  # of occurrences, as far as they were compared
+    for place, token_id in enumerate(invocation):
+        starts = starts[tokens[starts + place] == token_id]
+        if not len(starts):
+            return INACTIVE
+    return int(starts[-1])
 
 
 def with_adapter_mark(marks: Mapping[int, bytes], digest: str, start: int, block_size: int) -> Mapping[int, bytes]:

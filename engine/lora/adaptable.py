@@ -6,23 +6,29 @@ import torch
 
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import UnsupportedModel
+from baton.engine.families.registry import family_of
 from baton.engine.layers.attention import GroupedQueryAttention
+from baton.engine.layers.expert_routing import ExpertChoice
 from baton.engine.layers.linear import GatheredProjection, Linear, Projection, SummedProjection
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.layers.mlp import MLP
+from baton.engine.layers.moe import GatedMLP, MoE, SharedGate
 from baton.engine.layers.parallel_experts import ParallelExperts
 from baton.engine.layers.recurrent.delta_net import GatedDeltaNet
 from baton.engine.layers.recurrent.mamba import Mamba2Mixer
-from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
+from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer, Inputs
 from baton.engine.lora.adapted_layers import AdaptedLayers
+from baton.engine.lora.adapter_files import AdaptedModel
 from baton.engine.lora.base import ModelAdapters
 from baton.engine.lora.base_checkpoint import EMBEDDING, HEAD, BaseCheckpoint
 from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.dora import DoraFactors
+from baton.engine.lora.expert_catalog import ExpertCatalog
+from baton.engine.lora.fit import shapes_of
 from baton.engine.lora.segmented import SegmentedAdapters
 from baton.engine.lora.stacked import StackedAdapters
 from baton.engine.models.causal_lm import CausalLM
-from baton.engine.models.decoder_layer import Attention
+from baton.engine.models.decoder_layer import Attention, FeedForward
 from baton.engine.models.parallel_mixers import ParallelMixers
 
 
@@ -31,11 +37,12 @@ def check_adaptable(config: EngineConfig, model: ModelConfig, *, is_expert_paral
     refused = {
         "multi-head latent attention": model.mla is not None,
         "image inputs": model.vision is not None,
-        "expert_parallel": is_expert_parallel,
+        "expert_parallel over several workers (the ranks of one worker share experts if tensor_parallel and "
+        "expert_parallel have the same number)": is_expert_parallel,
     }
     for name, is_there in refused.items():
         if config.enable_lora and is_there:
-            raise UnsupportedModel(f"enable_lora is not supported with {name} ({model.architecture})")
+            raise UnsupportedModel(f"enable_lora is not supported with {name}: {model.architecture}")
 
 
 def adapt(
@@ -44,38 +51,69 @@ def adapt(
 ) -> None:  # fmt: skip
     """Let a model's steps add what adapters do. dtype: of their matrices."""
     layers = list(_layers(model, shape))
+    mixtures = _mixtures(model, len(layers))
     sources = [layer.source for layer in layers]
-    adapters: ModelAdapters = SegmentedAdapters(layers)
-    if device.type != "cpu":
-        adapters = StackedAdapters(layers, config, dtype)
+    of_experts = [layer.source for each in mixtures for layer in each.layers]
+    adapters: ModelAdapters = (
+        SegmentedAdapters(layers, mixtures)
+        if device.type == "cpu"
+        else StackedAdapters(layers, config, dtype, mixtures)
+    )
+    names = family_of(shape.architecture).names.experts
+    experts = ExpertCatalog.of([each.moe.source for each in mixtures if each.moe.source is not None], names)
+    adapted = AdaptedModel(base, {**shapes_of(sources), **experts.shapes}, experts)
     is_gguf = base.quantization is not None and base.quantization.method == "gguf"
     paired = shape.head_dim if is_gguf and shape.rope.interleaved else None
-    model.adapted = AdaptedLayers(sources, base, DoraFactors(base, sources), dtype, adapters, paired)
+    dora = DoraFactors(base, sources)  # experts cannot have it
+    model.adapted = AdaptedLayers([*sources, *of_experts], adapted, dora, dtype, adapters, paired)
 
 
 def _layers(model: CausalLM, shape: ModelConfig) -> Iterator[AdaptableLayer]:
     vocab = model.embedding.vocab
     inputs = [ProjectionRows(EMBEDDING, shape.hidden_size, slice(None))]
     yield AdaptableLayer(model.embedding, LinearSource(inputs, shape.vocab_size, vocab), Inputs.TOKEN_IDS)
-    for linear in _linears(model):
-        assert linear.source is not None, "it was not read from a checkpoint"
-        yield AdaptableLayer(linear, linear.source)
+    for layer in model.layers:
+        mixer = () if layer.attention is None else _of_mixer(layer.attention)
+        for linear in (*mixer, *_of_feed_forward(layer.feed_forward)):
+            assert linear.source is not None, "it was not read from a checkpoint"
+            yield AdaptableLayer(linear, linear.source)
     head = model.head.part if isinstance(model.head, GatheredProjection) else model.head
     if isinstance(head, Linear):  # otherwise the model has none
         outputs = [ProjectionRows(HEAD, shape.vocab_size, vocab)]
         yield AdaptableLayer(head, LinearSource(outputs, shape.hidden_size, slice(None)), Inputs.LAST_STATES)
 
 
-def _linears(model: CausalLM) -> Iterator[Linear]:
+def _mixtures(model: CausalLM, first: int) -> list[AdaptableExperts]:
+    """Return the experts of all layers. first: place of their products, after those of all other layers."""
+    mixtures: list[AdaptableExperts] = []
     for layer in model.layers:
-        if layer.attention is not None:
-            yield from _of_mixer(layer.attention)
         feed_forward = layer.feed_forward
-        dense = feed_forward.dense if isinstance(feed_forward, ParallelExperts) else feed_forward
-        mlp = dense.part if isinstance(dense, SummedProjection) else dense
-        if isinstance(mlp, MLP):  # otherwise experts, or none
-            yield mlp.gate_up
-            yield mlp.down
+        moe = feed_forward.experts if isinstance(feed_forward, ParallelExperts) else feed_forward
+        if isinstance(moe, MoE):
+            mixtures.append(AdaptableExperts.of(moe, first))
+            first = mixtures[-1].places.stop
+    return mixtures
+
+
+def _of_feed_forward(feed_forward: FeedForward | None) -> Iterator[Linear | ExpertChoice | SharedGate]:
+    """Yield the projections of a dense MLP, or those of a mixture for all tokens."""
+    match feed_forward:
+        case ParallelExperts():
+            yield from _of_feed_forward(feed_forward.dense)
+            yield from _of_feed_forward(feed_forward.experts)
+        case MoE():
+            yield feed_forward.choice
+            yield from _of_feed_forward(feed_forward.shared)
+        case GatedMLP():
+            yield feed_forward.gate
+            yield from _of_feed_forward(feed_forward.mlp)
+        case SummedProjection():
+            yield from _of_feed_forward(feed_forward.part)
+        case MLP():
+            yield feed_forward.gate_up
+            yield feed_forward.down
+        case _:
+            pass  # there is none
 
 
 def _of_mixer(mixer: Attention) -> Iterator[Linear]:

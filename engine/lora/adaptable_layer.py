@@ -1,5 +1,6 @@
 """A layer that adapters can change."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -7,14 +8,16 @@ import torch
 from torch import Tensor
 
 from baton.engine.layers.embedding import Embedding
+from baton.engine.layers.expert_routing import ExpertChoice
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.linear_source import LinearSource
+from baton.engine.layers.moe import MoE, SharedGate
 
 
 class Inputs(Enum):
     """Inputs of a layer."""
 
-    STATES = "states"  # [num_tokens, in_features]
+    STATES = "states"  # [num_tokens, in_features]; of an expert the rows of its tokens
     LAST_STATES = "last_states"  # [num_logits, in_features], of the tokens whose logits are wanted
     TOKEN_IDS = "token_ids"  # [num_tokens], which select rows, as if they were products with unit vectors
 
@@ -23,7 +26,7 @@ class Inputs(Enum):
 class AdaptableLayer:
     """A layer to whose output adapters add, and what it computes of the checkpoint."""
 
-    layer: Linear | Embedding
+    layer: Linear | Embedding | ExpertChoice | SharedGate
     source: LinearSource
     inputs: Inputs = Inputs.STATES
 
@@ -35,4 +38,28 @@ class AdaptableLayer:
     @property
     def device(self) -> torch.device:
         """Device of the layer."""
-        return self.layer.weight.device if isinstance(self.layer, Linear) else self.layer.device
+        return self.layer.device if isinstance(self.layer, Embedding) else self.layer.weight.device
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptableExperts:
+    """The routed experts of a layer on this rank, which adapters can change."""
+
+    moe: MoE
+    gate_up: Sequence[AdaptableLayer]  # of each slot
+    down: Sequence[AdaptableLayer]
+    places: range  # among an adapter's matrices: the two products of the first slot, then those of the next one
+
+    @classmethod
+    def of(cls, moe: MoE, first: int) -> "AdaptableExperts":
+        """Return the experts of a mixture. first: place of the first one's first product."""
+        assert moe.source is not None, "see check_adaptable"
+        pairs = list(zip(moe.experts.slots, map(moe.source.linears, moe.source.here), strict=True))
+        gate_up = [AdaptableLayer(expert.gate_up, source) for expert, (source, _) in pairs]
+        down = [AdaptableLayer(expert.down, source) for expert, (_, source) in pairs]
+        return cls(moe, gate_up, down, range(first, first + 2 * len(pairs)))
+
+    @property
+    def layers(self) -> list[AdaptableLayer]:
+        """The products in the order of `places`."""
+        return [each for pair in zip(self.gate_up, self.down, strict=True) for each in pair]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.layers.linear_source import LinearSource
+from baton.engine.lora.adapter_files import AdaptedModel
 from baton.engine.lora.base import ModelAdapters
-from baton.engine.lora.base_checkpoint import BaseCheckpoint
 from baton.engine.lora.dora import DoraFactors
 
 
@@ -16,7 +16,7 @@ class AdaptedLayers:
     """Sources of the layers in the order of an adapter's matrices, and the adapters."""
 
     sources: Sequence[LinearSource]
-    base: BaseCheckpoint
+    model: AdaptedModel
     dora: DoraFactors
     dtype: torch.dtype  # of the adapters' matrices
     adapters: ModelAdapters

@@ -1,6 +1,6 @@
 """Files of an adapter in PEFT's format: its config, and its tensors in safetensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from io import BufferedReader
@@ -12,16 +12,27 @@ from torch import Tensor
 from baton.engine.checkpoint.stored_tensor import StoredTensor
 from baton.engine.checkpoint.tensor_index import read_header
 from baton.engine.errors import InvalidAdapter, InvalidCheckpoint
-from baton.engine.layers.linear_source import LinearSource
 from baton.engine.lora.activation import activated_digest
 from baton.engine.lora.adapter_tensors import DTYPES, ModuleTensors, by_module
 from baton.engine.lora.base_checkpoint import BaseCheckpoint, BaseWeights
+from baton.engine.lora.expert_catalog import ExpertCatalog
+from baton.engine.lora.expert_tensors import StackedTensors, sort_modules
+from baton.engine.lora.finite import all_finite
 from baton.engine.lora.fit import EMBEDDING, ModuleShape, check_fits
 from baton.engine.lora.peft_config import PeftConfig
 
 TENSORS = "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedModel:
+    """The model as adapters' files see it."""
+
+    base: BaseCheckpoint
+    modules: Mapping[str, ModuleShape]  # that can be changed, on all ranks
+    experts: ExpertCatalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,7 @@ class AdapterFiles:
         return activated_digest(digest.hexdigest(), self.invocation)
 
 
-def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource], base: BaseCheckpoint) -> AdapterFiles:
+def read_adapter(directory: Path, max_rank: int, model: AdaptedModel) -> AdapterFiles:
     """Return an adapter, copied into memory. Raises InvalidAdapter if it is damaged, not supported, or does not fit.
 
     The file is not mapped: one that is replaced meanwhile would change the matrices, and one that is truncated would
@@ -91,15 +102,20 @@ def read_adapter(directory: Path, max_rank: int, sources: Sequence[LinearSource]
         raise InvalidAdapter(f"{path} does not exist{why}")
     try:
         stored = {tensor.name: tensor for tensor in read_header(path)}
-        modules = by_module(str(path), stored, use_dora=config.use_dora, prefixes=base.prefixes)
-        shapes = {name: each.shape for name, each in modules.items()}
-        check_fits(str(directory), config.base_model, shapes, sources)
-        _check_activation(path, modules, config)
-        for name, module in modules.items():
+        modules = by_module(str(path), stored, use_dora=config.use_dora, prefixes=model.base.prefixes)
+        known = sort_modules(str(path), modules, config, model.experts)
+        shapes = {name: each.shape for name, each in known.single.items()}
+        check_fits(str(directory), config.base_model, shapes, model.modules, model.experts.num_experts)
+        _check_activation(path, known.single, config)
+        for name, module in known.single.items():
             _check_ranks(path, name, module, config, max_rank)
+        for each in known.stacked:
+            _check_rank(path, each.tensors.name, config.rank_of(each.tensors.name), max_rank)
         with path.open("rb") as file:
-            _check_copies(file, modules, base)
-            read = {name: _matrices(file, module, config) for name, module in modules.items()}
+            _check_copies(file, known.single, model.base)
+            read = {name: _matrices(file, module, config) for name, module in known.single.items()}
+            for each in known.stacked:
+                read |= _stacked_matrices(file, each, config)
     except InvalidCheckpoint as error:
         raise InvalidAdapter(f"{TENSORS} is damaged: {error}") from error
     except OSError as error:
@@ -120,6 +136,10 @@ def _check_ranks(path: Path, name: str, module: ModuleTensors, config: PeftConfi
     if a.shape[0] != rank or b.shape[1] != rank:
         shapes = f"{list(a.shape)} and {list(b.shape)}"
         raise InvalidAdapter(f"{path}: the matrices of {name} are {shapes}, but the config gives it rank {rank}")
+    _check_rank(path, name, rank, max_rank)
+
+
+def _check_rank(path: Path, name: str, rank: int, max_rank: int) -> None:
     if rank > max_rank:
         raise InvalidAdapter(
             f"{path}: {name} has rank {rank}, but max_lora_rank is {max_rank}; start with --max-lora-rank {rank}"
@@ -165,9 +185,17 @@ def _matrices(file: BufferedReader, module: ModuleTensors, config: PeftConfig) -
     return ModuleMatrices(a, b, config.scale_of(module.name), magnitude)
 
 
+def _stacked_matrices(
+    file: BufferedReader, stacked: StackedTensors, config: PeftConfig
+) -> Iterator[tuple[str, ModuleMatrices]]:
+    tensors, scale = stacked.tensors, config.scale_of(stacked.tensors.name)
+    for name, a, b in stacked.split(_tensor(file, tensors.a), _tensor(file, tensors.b)):
+        yield name, ModuleMatrices(a, b, scale)
+
+
 def _tensor(file: BufferedReader, stored: StoredTensor) -> Tensor:
     tensor = _read(file, stored, 0, stored.num_bytes)
-    if not tensor.isfinite().all():
+    if not all_finite(tensor):
         raise InvalidAdapter(f"{stored.file}: {stored.name} has values that are not finite")
     return tensor.view(stored.shape)
 

@@ -10,6 +10,7 @@ from baton.engine.errors import InvalidAdapter
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.lora.adapter_files import AdapterFiles, ModuleMatrices
 from baton.engine.lora.base_checkpoint import BaseCheckpoint, BaseWeights
+from baton.engine.lora.finite import all_finite
 
 MAX_KEPT = 128  # adapters whose factors stay in memory
 
@@ -57,6 +58,6 @@ def factors_of(module: ModuleMatrices, base: BaseWeights, source: LinearSource, 
     for place, weight in base.rows(part.name, (part.out_features, source.in_features), part.rows):
         norms.append(torch.linalg.vector_norm(weight.addmm_(b[place], a), dim=1))
     factors = module.magnitude.float()[part.rows] / torch.cat(norms)
-    if not factors.isfinite().all():
+    if not all_finite(factors):
         raise InvalidAdapter(f"a row of the weights of {part.name} is zero with the adapter, so it has no magnitude")
     return factors

@@ -1,12 +1,14 @@
 """Whether an adapter's matrices fit the model."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.engine.errors import InvalidAdapter
 from baton.engine.layers.linear_source import LinearSource
 
 EMBEDDING = "embed_tokens"
+EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,31 +19,40 @@ class ModuleShape:
     out_features: int
 
 
+def shapes_of(sources: Iterable[LinearSource]) -> dict[str, ModuleShape]:
+    """Return the sizes of all modules of some layers."""
+    return {
+        part.name: ModuleShape(each.in_features, part.out_features)
+        for each in sources
+        for part in (*each.parts, *each.fused)
+    }
+
+
 def check_fits(
-    source: str, base_model: str, modules: Mapping[str, ModuleShape], sources: Sequence[LinearSource]
+    source: str, base_model: str, modules: Mapping[str, ModuleShape], known: Mapping[str, ModuleShape], num_experts: int
 ) -> None:
     """Raise InvalidAdapter if an adapter changes a module that the model lacks, or one of another shape.
 
-    source: of the adapter; base_model: that its files name.
+    source: of the adapter; base_model: that its files name; known: the model's modules; num_experts: of its layers.
     """
-    known = {part.name: (each, part) for each in sources for part in each.parts}
     unknown = [name for name in modules if name not in known]
     if unknown:
-        raise InvalidAdapter(f"{source}: {_reason(unknown, known)}")
+        raise InvalidAdapter(f"{source}: {_reason(unknown, known, num_experts)}")
     for name, found in modules.items():
-        whole, part = known[name]
-        if found != ModuleShape(whole.in_features, part.out_features):
+        wanted = known[name]
+        if found != wanted:
             named = f", probably {base_model}" if base_model else ""
             raise InvalidAdapter(
                 f"{source}: the matrices of {name} are for {found.in_features} inputs and {found.out_features} "
-                f"outputs, but the model has {whole.in_features} and {part.out_features}: the adapter was trained on "
-                f"another model{named}"
+                f"outputs, but the model has {wanted.in_features} and {wanted.out_features}: the adapter was trained "
+                f"on another model{named}"
             )
 
 
-def _reason(unknown: Sequence[str], known: Mapping[str, object]) -> str:
+def _reason(unknown: Sequence[str], known: Mapping[str, object], num_experts: int) -> str:
     name, more = unknown[0], f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-    if ".experts." in name or "shared_expert" in name:
-        return f"{name}{more} cannot be changed: experts have no adapters; target the attention's projections"
+    expert = EXPERT.search(name)
+    if expert is not None and num_experts and int(expert[1]) >= num_experts:
+        return f"{name}{more} does not exist: the model's layers have the experts 0 to {num_experts - 1}"
     suffixes = ", ".join(sorted({each.rpartition(".")[2] for each in known}))
     return f"the model has no layer {name}{more} that can be changed; those that can be are {suffixes}"

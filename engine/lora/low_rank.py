@@ -12,6 +12,7 @@ from baton.engine.errors import InvalidAdapter
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.lora.adapter_files import AdapterFiles, ModuleMatrices
 from baton.engine.lora.dora import Factors, key_of
+from baton.engine.lora.finite import all_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,13 @@ def low_ranks(
 
 
 def _low_rank(files: AdapterFiles, source: LinearSource, dtype: torch.dtype, factors: Factors) -> LowRank | None:
-    modules = {part.name: files.modules[part.name] for part in source.parts if part.name in files.modules}
+    parts = source.parts_in(files.modules)
+    modules = {part.name: files.modules[part.name] for part in parts if part.name in files.modules}
     if not modules:
         return None
     a = torch.cat([F.pad(each.a[:, source.columns].to(dtype), (0, 0, 0, each.rank % 2)) for each in modules.values()])
-    made = LowRank(a, _outputs(source.parts, modules, dtype, factors))
-    if not all(bool(each.isfinite().all()) for each in (a, *(output.b for output in made.outputs))):
+    made = LowRank(a, _outputs(parts, modules, dtype, factors))
+    if not all(map(all_finite, (a, *(output.b for output in made.outputs)))):
         kind = str(dtype).removeprefix("torch.")
         raise InvalidAdapter(
             f"{files.source}: values of {', '.join(modules)} are too large for {kind}; start with --lora-dtype float32"

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 
+from baton.engine.lora.popularity import Popularity
+
+HALF_LIFE = 16  # uses of adapters, times the number that memory has room for
+
 
 class AdapterMemory:
-    """Adapters in memory, least recently used first, and those that are being read: at most `limit` in all.
+    """Adapters in memory and those that are being read: at most `limit` in all. The least popular one leaves.
 
     An adapter has a number for as long as it is registered. Its matrices get a new number each time they are read, so
     that their removal on other ranks cannot affect a later copy.
@@ -14,6 +18,7 @@ class AdapterMemory:
         self._limit = limit
         self._matrices: dict[int, int] = {}  # numbers of the matrices, by that of the adapter
         self._reading: set[int] = set()
+        self._popularity = Popularity(HALF_LIFE * limit)
 
     def __contains__(self, number: int) -> bool:
         return number in self._matrices
@@ -28,14 +33,13 @@ class AdapterMemory:
         return number in self._reading
 
     def use(self, number: int) -> int:
-        """Return the number of an adapter's matrices, and note that it is used now."""
-        matrices = self._matrices.pop(number)
-        self._matrices[number] = matrices
-        return matrices
+        """Return the number of an adapter's matrices, and count a use."""
+        self._popularity.add(number)
+        return self._matrices[number]
 
     def victim(self, may_leave: Callable[[int], bool]) -> int | None:
-        """Return the least recently used adapter that may leave memory."""
-        return next(filter(may_leave, self._matrices), None)
+        """Return the least popular adapter that may leave memory."""
+        return min(filter(may_leave, self._matrices), key=self._popularity.of, default=None)
 
     def begin(self, number: int) -> None:
         """Note that an adapter is being read; there must be room."""
@@ -54,6 +58,10 @@ class AdapterMemory:
     def remove(self, number: int) -> int | None:
         """Return the number of the matrices of an adapter that leaves memory; None if it has none."""
         return self._matrices.pop(number, None)
+
+    def forget(self, number: int) -> None:
+        """Drop how often an adapter that is no longer registered was used."""
+        self._popularity.forget(number)
 
     def owners(self) -> dict[int, int]:
         """Return the numbers of the adapters in memory by those of their matrices."""

@@ -19,7 +19,6 @@ REFUSED: Mapping[str, str] = {
     "lora_bias": "biases cannot be changed",
     "fan_in_fan_out": "transposed weights are not supported",
     "layer_replication": "layers cannot be replicated",
-    "target_parameters": "experts have no adapters; target linear layers, such as the attention's projections",
     "use_qalora": "QALoRA is not supported",
     "use_bdlora": "block-diagonal LoRA is not supported",
     "arrow_config": "routers of adapters are not supported",
@@ -35,12 +34,24 @@ KNOWN = frozenset(
         *("r", "rank_pattern", "use_rslora"),
         *("auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode"),
         *("layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config"),
-        *("megatron_config", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config"),
+        *(
+            "megatron_config",
+            "megatron_core",
+            "peft_version",
+            "target_parameters",
+            "qalora_group_size",
+            "revision",
+            "runtime_config",
+        ),
         *("target_modules", "task_type"),
     )
 )
 # Initial values that leave the base weights as they are. Others are trained on changed base weights.
 INITS = ("gaussian", "orthogonal", "eva")
+
+STRAIGHT_PARAMETERS = (0, 19, 1)  # first version of PEFT that has the inputs of parameters of experts in lora_A
+VERSION_PART = re.compile(r"\d+")
+MAX_VERSION_CHARS = 32
 
 MAX_KEYS = 10_000
 CHOICE = re.compile(r"[(*+?{]")  # of characters in a regular expression
@@ -61,6 +72,8 @@ class PeftConfig:
     use_rslora: bool
     use_dora: bool
     invocation: Sequence[int]  # of an activated adapter; empty: it changes all tokens
+    parameters: frozenset[str] = frozenset()  # ends of the names of parameters that are changed as such
+    transposes_parameters: bool = False  # if they have three dimensions; see StackedTensors
 
     @classmethod
     def read(cls, directory: Path) -> "PeftConfig":
@@ -82,11 +95,18 @@ class PeftConfig:
             config.boolean("use_rslora", False),
             config.boolean("use_dora", False),
             _invocation(config),
+            _parameters(config),
+            _version(config) < STRAIGHT_PARAMETERS,
         )
         unknown = [key for key, value in config.values.items() if value and key not in KNOWN]
         if unknown:
             raise InvalidAdapter(f"{config.source}: the option {shown(unknown[0])} is not supported; train without it")
         return result
+
+    def targets_parameter(self, name: str) -> bool:
+        """Return whether a parameter, such as model.layers.0.mlp.experts.down_proj, is changed as such."""
+        parts = name.split(".")
+        return any(".".join(parts[start:]) in self.parameters for start in range(len(parts)))
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module, such as model.layers.0.mlp.down_proj."""
@@ -127,6 +147,21 @@ def _invocation(config: JsonObject) -> Sequence[int]:
             f"{config.source}: alora_invocation_tokens and use_dora are both set, which neither PEFT nor Baton supports"
         )
     return tokens
+
+
+def _parameters(config: JsonObject) -> frozenset[str]:
+    names = frozenset(config.texts("target_parameters"))
+    if len(names) > MAX_KEYS:
+        raise InvalidAdapter(f"{config.source}: target_parameters has {len(names)} names, over the limit of {MAX_KEYS}")
+    unknown = next((name for name in sorted(names) if name.endswith("bias")), None)
+    if unknown is not None:
+        raise InvalidAdapter(f"{config.source}: target_parameters has {shown(unknown)}, but biases cannot be changed")
+    return names
+
+
+def _version(config: JsonObject) -> tuple[int, ...]:
+    """Return the numbers of PEFT's version; it is saved from 0.18 on."""
+    return tuple(map(int, VERSION_PART.findall(config.text("peft_version", "0")[:MAX_VERSION_CHARS])))
 
 
 @dataclass(frozen=True, slots=True)

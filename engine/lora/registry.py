@@ -1,7 +1,7 @@
 """Adapters that an engine has registered, by name, and those of them that are in memory.
 
 1. `read` reads an adapter's files, and `insert` registers it: requests may name it until `unload`.
-2. If memory is full, the adapter that was used least recently leaves it, but none that has a place in the batch.
+2. If memory is full, the least popular adapter leaves it, but none that has a place in the batch.
 3. A request for an adapter that is not in memory waits, and holds up no other. The adapter is read again: its digest
    must be the registered one. Otherwise its requests fail, and it is registered no longer.
 """
@@ -95,7 +95,7 @@ class AdapterRegistry:
 
     def _read(self, adapted: AdaptedLayers, name: str, path: Path, number: int) -> ReadAdapter:
         started_s = time.perf_counter()
-        files, dtype = read_adapter(path, self.config.max_rank, adapted.sources, adapted.base), adapted.dtype
+        files, dtype = read_adapter(path, self.config.max_rank, adapted.model), adapted.dtype
         targets = sorted({module.rpartition(".")[2] for module in files.modules})
         info = AdapterInfo(
             name, files.digest(dtype), files.rank, files.num_bytes, files.base_model, target_modules=tuple(targets)
@@ -241,7 +241,11 @@ class AdapterRegistry:
         if self.use.is_used(adapter.number):
             self._failures[adapter.number] = error
         else:
-            del self._by_number[adapter.number]
+            self._forget(adapter.number)
+
+    def _forget(self, number: int) -> None:
+        del self._by_number[number]
+        self.memory.forget(number)
 
     def take_failures(self, waiting: Iterable[Request]) -> list[tuple[Request, EngineError]]:
         """Return the waiting requests whose adapter could not be read since the last call."""
@@ -272,5 +276,5 @@ class AdapterRegistry:
         adapter = self._by_number.get(number)
         if adapter is None or self.use.is_used(number) or self._by_name.get(adapter.info.name) == adapter:
             return
-        del self._by_number[number]
         self._evict(number)
+        self._forget(number)

@@ -4,8 +4,7 @@ A run's products have the rows of its own adapter only. In bf16, with Baton's ow
 has the same bits in any batch.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -13,27 +12,12 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.execution.batch import Batch
-from baton.engine.layers.linear import Linear
 from baton.engine.layers.weights.panel_weight import can_have_panels
-from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
+from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer, Inputs
 from baton.engine.lora.low_rank import LowRank
-
-Product = Callable[[Tensor, Tensor], None]  # adds what an adapter does to a layer's input to its output
-
-
-class PanelProduct:
-    """Baton's own products, in bf16."""
-
-    def __init__(self, matrices: LowRank, inputs: Inputs) -> None:
-        is_lookup = inputs is Inputs.TOKEN_IDS
-        self._a: Linear | Tensor = matrices.a.t().contiguous() if is_lookup else Linear(matrices.a)
-        self._outputs = [(each.columns, each.ranks, Linear(each.b)) for each in matrices.outputs]
-
-    def __call__(self, x: Tensor, output: Tensor) -> None:
-        """Change output [num_rows, out_features] in place, for x [num_rows, in_features] or [num_rows]."""
-        inner = F.embedding(x, self._a) if isinstance(self._a, Tensor) else self._a(x.bfloat16())
-        for columns, ranks, b in self._outputs:
-            output[:, columns].add_(b(inner[:, ranks]))
+from baton.engine.lora.panel_product import PanelLookup, PanelProduct
+from baton.engine.lora.segment import AdapterProducts, Product, Segment, add_products
+from baton.engine.lora.segmented_experts import SegmentedExperts
 
 
 class PlainProduct:
@@ -77,39 +61,40 @@ class RescaledProduct:
 def product_of(matrices: LowRank, inputs: Inputs = Inputs.STATES, bias: Tensor | None = None) -> Product:
     """Lay out matrices for products. bias: of the layer whose outputs they change."""
     has_panels = all(map(can_have_panels, (matrices.a, *(each.b for each in matrices.outputs))))
-    product: Product = PanelProduct(matrices, inputs) if has_panels else PlainProduct(matrices, inputs)
+    product: Product = PlainProduct(matrices, inputs)
+    if has_panels:
+        product = PanelLookup(matrices) if inputs is Inputs.TOKEN_IDS else PanelProduct(matrices)
     is_rescaled = any(each.gain is not None for each in matrices.outputs)
     return RescaledProduct(matrices, product, bias) if is_rescaled else product
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Adjacent rows of a step with the same adapter."""
-
-    rows: slice
-    products: Sequence[Product | None]  # of each layer
 
 
 class SegmentedAdapters:
     """Adapters of a model on a CPU."""
 
-    def __init__(self, layers: Sequence[AdaptableLayer]) -> None:
-        """Let the layers add the products of their rows' adapters."""
+    def __init__(self, layers: Sequence[AdaptableLayer], mixtures: Sequence[AdaptableExperts] = ()) -> None:
+        """Let the layers add the products of their rows' adapters.
+
+        mixtures: the experts, whose layers follow `layers` in an adapter's matrices.
+        """
         self.load_s = 0.0
-        self._layers = layers
-        self._products: dict[int, Sequence[Product | None]] = {}
+        self._layers = [*layers, *(layer for each in mixtures for layer in each.layers)]
+        self._mixtures = [each.places for each in mixtures]
+        self._products: dict[int, AdapterProducts] = {}
         self.segments: list[Segment] = []  # of the tokens
         self.last_segments: list[Segment] = []  # of the tokens whose logits are wanted
         for place, layer in enumerate(layers):
             layer.layer.addend = SegmentedAddend(self, place, is_last=layer.inputs is Inputs.LAST_STATES)
+        for each in mixtures:
+            each.moe.adapters = SegmentedExperts(lambda: self.segments, each.places)
 
     @torch.inference_mode()
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
         """Lay out the matrices for products; see ModelAdapters."""
-        self._products[number] = [
+        products = [
             None if each is None else product_of(each, layer.inputs, layer.bias)
             for layer, each in zip(self._layers, matrices, strict=True)
         ]
+        self._products[number] = AdapterProducts.of(products, self._mixtures)
 
     def remove(self, number: int) -> None:
         """Drop an adapter; the products of the last step stay until the next one."""
@@ -148,8 +133,6 @@ class SegmentedAddend:
 
     def __call__(self, x: Tensor, output: Tensor) -> Tensor:
         """Return output [num_rows, out_features] for x [num_rows, in_features] or [num_rows], changed in place."""
-        for segment in self._adapters.last_segments if self._is_last else self._adapters.segments:
-            product = segment.products[self._place]
-            if product is not None:
-                product(x[segment.rows], output[segment.rows])
+        segments = self._adapters.last_segments if self._is_last else self._adapters.segments
+        add_products(((each.products.of_layers[self._place], each.rows) for each in segments), x, output)
         return output

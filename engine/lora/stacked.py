@@ -14,30 +14,52 @@ from torch import Tensor
 
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import to_device_async
-from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
+from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer, Inputs
 from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.low_rank import LowRank, even
+from baton.engine.lora.row_slots import RowSlots
+from baton.engine.lora.stacked_experts import StackedExperts
 
 
 class StackedAdapters:
     """Adapters of a model on a GPU: those in slots are there, the others in host memory."""
 
-    def __init__(self, layers: Sequence[AdaptableLayer], config: LoraConfig, dtype: torch.dtype) -> None:
-        """Allocate the slots, and let the layers add the products of their rows' adapters."""
+    def __init__(
+        self,
+        layers: Sequence[AdaptableLayer],
+        config: LoraConfig,
+        dtype: torch.dtype,
+        mixtures: Sequence[AdaptableExperts] = (),
+    ) -> None:
+        """Allocate the slots, and let the layers add the products of their rows' adapters.
+
+        mixtures: the experts, whose layers follow `layers` in an adapter's matrices.
+        """
+        self._config, self._dtype = config, dtype
         self.load_s = 0.0
         self._matrices: dict[int, Sequence[LowRank | None]] = {}
         self._slots = [0] * config.max_loras  # number of the adapter in each slot; 0: none
         self._used_at = [0] * config.max_loras  # step that last used the slot
         self._num_steps = 0
         self._rescaling: set[int] = set()  # numbers of the adapters with gains
+        self._changing_experts: set[int] = set()
+        self.expert_rows: RowSlots | None = None  # of the tokens; None: no adapter of the step changes experts
         self.rows: RowSlots | None = None  # of the tokens; None: no row of the step has an adapter
         self.last_rows: RowSlots | None = None  # of those whose logits are wanted
         self._addends = [StackedAddend(self, layer, SlotMatrices.of(layer, config, dtype)) for layer in layers]
         for layer, addend in zip(layers, self._addends, strict=True):
             layer.layer.addend = addend
+        self._mixtures = [StackedExperts(lambda: self.expert_rows, each, config.max_loras) for each in mixtures]
+        for each, experts in zip(mixtures, self._mixtures, strict=True):
+            each.moe.adapters = experts
 
+    @torch.inference_mode()
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
         """Keep the matrices in host memory; see ModelAdapters."""
+        if any(each is not None for each in matrices[len(self._addends) :]):
+            self._changing_experts.add(number)
+            for experts in self._mixtures:
+                experts.allocate(self._config, self._dtype)
         self._matrices[number] = matrices
         if any(output.gain is not None for each in matrices if each is not None for output in each.outputs):
             self._rescaling.add(number)
@@ -46,12 +68,13 @@ class StackedAdapters:
         """Drop an adapter; its slot is free."""
         self._matrices.pop(number, None)
         self._rescaling.discard(number)
+        self._changing_experts.discard(number)
         self._slots = [0 if each == number else each for each in self._slots]
 
     @torch.inference_mode()
     def plan(self, batch: Batch) -> None:
         """Copy adapters that are in no slot into those used least recently, and note each row's slot."""
-        self.rows = self.last_rows = None
+        self.rows = self.last_rows = self.expert_rows = None
         wanted = {run.number for run in batch.adapters} - {0}
         if not wanted:
             return
@@ -65,6 +88,7 @@ class StackedAdapters:
         rows = to_device_async(of_rows, self._addends[0].slots.a.device)
         rescales = not wanted.isdisjoint(self._rescaling)
         self.rows = RowSlots.of(rows, len(self._slots), rescales=rescales)
+        self.expert_rows = None if wanted.isdisjoint(self._changing_experts) else self.rows
         self.last_rows = RowSlots.of(rows[batch.logits_indices], len(self._slots), rescales=rescales)
 
     def _load(self, number: int) -> None:
@@ -72,28 +96,16 @@ class StackedAdapters:
         free = [slot for slot, used_at in enumerate(self._used_at) if used_at < self._num_steps]
         slot = min(free, key=lambda each: (self._slots[each] != 0, self._used_at[each]))
         self._slots[slot], self._used_at[slot] = number, self._num_steps
-        for addend, matrices in zip(self._addends, self._matrices[number], strict=True):
-            addend.slots.fill(slot, matrices)
+        matrices = self._matrices[number]
+        for addend, each in zip(self._addends, matrices, strict=False):
+            addend.slots.fill(slot, each)
+        for experts in self._mixtures:
+            experts.fill(slot, matrices)
         self.load_s = time.perf_counter() - started_s
 
     def resident(self) -> frozenset[int]:
         """Return the numbers of the adapters in slots."""
         return frozenset(self._slots) - {0}
-
-
-@dataclass(frozen=True, slots=True)
-class RowSlots:
-    """Slots that the rows of a step use."""
-
-    elsewhere: Tensor  # [num_rows, max_loras, 1] bool: slots that a row does not use
-    slots: Tensor  # [num_rows] int64: slot of each row; max_loras: none
-    rescales: bool  # whether any of the adapters has gains
-
-    @classmethod
-    def of(cls, slots: Tensor, num_slots: int, *, rescales: bool) -> "RowSlots":
-        """Return the slots of rows, given that of each."""
-        elsewhere = slots.unsqueeze(1) != torch.arange(num_slots, device=slots.device)
-        return cls(elsewhere.unsqueeze(2), slots, rescales)
 
 
 @dataclass(frozen=True, slots=True)

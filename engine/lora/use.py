@@ -88,7 +88,6 @@ class AdapterUse:
             return
         if request.status is not RequestStatus.WAITING:
             _decrease(self._admitted, number)
-            self._memory.use(number)
         if not _decrease(self._holders, number):
             self._reserved.discard(number)
             self._on_unused(number)

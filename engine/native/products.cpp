@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "products/low_rank.hpp"
 #include "products/work.hpp"
 #include "shared_threads.hpp"
 
@@ -142,6 +143,61 @@ private:
     const std::vector<const Product*> gate_up_, down_;
 };
 
+// What an adapter adds to one layer's output.
+class LowRankProducts {
+public:
+    // parts: `a`, and for each of its outputs `b` and the first column of the layer's output.
+    explicit LowRankProducts(
+        const std::vector<std::pair<const Product*, std::vector<std::pair<const Product*, std::size_t>>>>& parts)
+        : functions_(functions_of(parts)) {
+        for (const auto& [a, outputs] : parts) {
+            LowRankPart part{a->weight(), {}};
+            for (const auto& [b, first_column] : outputs) {
+                require(b->weight().num_inputs == a->weight().num_outputs, "`b` multiplies the results of `a`");
+                require(a->weight().inputs_of_unit == 2 && b->weight().inputs_of_unit == 2, "weights are in bfloat16");
+                require(b->functions().plain == functions_.plain && a->functions().plain == functions_.plain,
+                        "all products are of the same instruction set");
+                part.outputs.push_back({b->weight(), first_column});
+                num_columns_ = std::max(num_columns_, first_column + b->weight().num_outputs);
+            }
+            parts_.push_back(std::move(part));
+            require(parts_.back().a.num_inputs == parts_[0].a.num_inputs, "all parts have the layer's input");
+        }
+    }
+
+    const std::vector<LowRankPart>& parts() const { return parts_; }
+    const ProductFunctions& functions() const { return functions_; }
+    std::size_t num_inputs() const { return parts_[0].a.num_inputs; }
+    std::size_t num_columns() const { return num_columns_; }
+
+private:
+    template <typename Parts>
+    static const ProductFunctions& functions_of(const Parts& parts) {
+        require(!parts.empty(), "an adapter changes some columns");
+        return parts[0].first->functions();
+    }
+
+    const ProductFunctions functions_;
+    std::vector<LowRankPart> parts_;
+    std::size_t num_columns_ = 0;
+};
+
+// runs: products, first row and number of rows, none of which overlap. rows: [num_rows, num_inputs]; result: [num_rows,
+// num_columns]; both of bfloat16.
+void add_low_rank(const std::vector<std::tuple<const LowRankProducts*, std::size_t, std::size_t>>& runs, Address rows,
+                  Address result, std::size_t num_inputs, std::size_t num_columns, std::size_t num_threads) {
+    if (runs.empty()) return;
+    std::vector<LowRankRun> each;
+    for (const auto& [products, first_row, num_rows] : runs) {
+        require(products->num_inputs() == num_inputs && products->num_columns() <= num_columns,
+                "the products are of this layer");
+        each.push_back({&products->parts(), first_row, num_rows});
+    }
+    const py::gil_scoped_release others_may_run;
+    LowRankWork work(std::get<0>(runs[0])->functions(), each, halves(rows), halves(result), num_columns);
+    on_threads(std::min(num_threads, work.num_turns()), [&] { work.work(); });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(products, module) {
@@ -157,6 +213,10 @@ PYBIND11_MODULE(products, module) {
         .def(py::init<std::vector<const Product*>, std::vector<const Product*>>(), py::arg("gate_up"), py::arg("down"),
              py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
         .def("run", &GatedProducts::run);
+    using Outputs = std::vector<std::pair<const Product*, std::size_t>>;
+    py::class_<LowRankProducts>(module, "LowRankProducts")
+        .def(py::init<const std::vector<std::pair<const Product*, Outputs>>&>(), py::arg("parts"));
+    module.def("add_low_rank", &add_low_rank);
 }
 
 }  // namespace baton

@@ -23,3 +23,21 @@ class GatedProducts:
 
     def __init__(self, gate_up: Sequence[Product], down: Sequence[Product]) -> None: ...
     def run(self, sizes: Sequence[int], rows: int, result: int, num_threads: int) -> None: ...
+
+class LowRankProducts:
+    """What an adapter adds to a layer's output; the caller keeps the products alive.
+
+    parts: `a`, and for each of its outputs `b` and the first column.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Product, Sequence[tuple[Product, int]]]]) -> None: ...
+
+def add_low_rank(
+    runs: Sequence[tuple[LowRankProducts, int, int]],
+    rows: int,
+    result: int,
+    num_inputs: int,
+    num_columns: int,
+    num_threads: int,
+) -> None:
+    """Change rows of the result (bfloat16). runs: products, first row, number of rows. Raises ValueError."""

@@ -1,11 +1,12 @@
 """A file of weights as they are computed with: units, then their layout, then a trailer with its place and digest."""
 
 import errno
+import fcntl
 import logging
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,8 @@ class WeightsFile:
         """Open a file and read its layout. Raises DamagedFile, or OSError if there is none."""
         self.path = path
         self._descriptor = _open(path)
+        with suppress(OSError):  # while it is held, `baton cache weights` leaves the file
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         try:
             self.state = FileState.of_stat(os.fstat(self._descriptor))
             self.layout, self.digest = self._read_layout()

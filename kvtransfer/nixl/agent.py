@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from baton.extras import NIXL
 from baton.kvtransfer.errors import PeerLost, TransportUnavailable
 from baton.kvtransfer.nixl.gpu_memory import EXPANDABLE, MemoryPlace, bind_thread, has_ucx_cuda
+from baton.kvtransfer.nixl.library import Errors, load_nixl
 from baton.kvtransfer.nixl.read import Read, Region
 from baton.kvtransfer.threads import run_by
 
@@ -280,26 +280,16 @@ class NixlAgent:
         self._reads.clear()
 
 
-def create_agent(name: str, *, reads_gpu: bool) -> tuple[Any, tuple[type[Exception], ...]]:
+def create_agent(name: str, *, reads_gpu: bool) -> tuple[Any, Errors]:
     """Return a new NIXL agent and the errors that it raises, which share no base. Raises TransportUnavailable.
 
     reads_gpu: it reads GPU memory.
     """
-    if not NIXL.is_installed:
-        raise TransportUnavailable(NIXL.missing("--transport nixl"))
-    try:
-        from nixl import _bindings, nixl_agent, nixl_agent_config
-    except ImportError as error:
-        raise TransportUnavailable(f"NIXL cannot be imported: {error}") from error
-    errors = tuple(kind for kind in vars(_bindings).values() if isinstance(kind, type) and issubclass(kind, Exception))
-    # NIXL logs to the standard output through its own handler; use the root logger's handlers instead.
-    log = logging.getLogger("nixl")
-    log.handlers.clear()
-    log.propagate = True
+    nixl, errors = load_nixl("--transport nixl")
     if reads_gpu:  # UCX does that by itself only over NVLink, unless told that PCIe or the same GPU will do
         os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
     try:
-        agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        agent = nixl.nixl_agent(name, nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
     except errors as error:
         raise TransportUnavailable(f"NIXL does not start here: {error!r}") from error
     except RuntimeError as error:

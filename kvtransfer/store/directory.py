@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from baton.kvtransfer.store.block_files import BlockFiles, SystemFiles
 from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
 from baton.kvtransfer.store.eviction import WRITING, Evictor, remove_abandoned
 from baton.kvtransfer.store.prefix_search import count_prefix
@@ -57,16 +58,19 @@ class DirectoryStore:
         ttl_s: float | None = None,
         clock: Callable[[], int] | None = None,
         on_close: Callable[[], None] = lambda: None,
+        files: BlockFiles | None = None,
     ) -> None:
         """Create `root` in an existing directory, and delete what ended writers left. Scan it if it has no count.
 
-        `clock`: in ns. `on_close` runs at the end. Raises StoreUnavailable, ValueError for an invalid namespace.
+        `clock`: in ns. `on_close` runs at the end. `files`: copies blocks (default: by the kernel), and is closed.
+        Raises StoreUnavailable, ValueError for an invalid namespace.
         """
         self._name = name
         self._namespace = check_namespace(namespace)
         self._capacity_bytes = capacity_bytes
         self._now_ns = clock or steady_clock()
         self._on_close = on_close
+        self._files = files or SystemFiles()
         self._folder = PrivateFolder(root)
         self._usage = Usage(self._folder)
         self._evictor = Evictor(self._folder, self._usage, capacity_bytes, ttl_s, self._now_ns)
@@ -140,7 +144,7 @@ class DirectoryStore:
             return 0
         if not self._evictor.make_room(size):
             return 0
-        if not self._write_file(name, [memoryview(pack_header(self._namespace, key, block)), block]):
+        if not self._write_file(name, pack_header(self._namespace, key, block), block):
             return 0
         self._usage.add(Count(0, size - found.st_size) if found else Count(1, size))
         return size
@@ -157,6 +161,7 @@ class DirectoryStore:
     def close(self) -> None:
         """Release the directory; the blocks stay, except in host memory that no other process uses."""
         self._evictor.close()
+        self._files.close()
         self._on_close()
 
     def _has(self, folder: int, name: str) -> bool:
@@ -170,7 +175,7 @@ class DirectoryStore:
         if not stat.S_ISREG(status.st_mode) or status.st_size != HEADER_BYTES + len(into):
             return False
         header = bytearray(HEADER_BYTES)
-        return _read_all(fd, [memoryview(header), into]) and is_intact(header, self._namespace, key, into)
+        return self._files.read(fd, header, into) and is_intact(header, self._namespace, key, into)
 
     def _touch(self, folder: int, name: str, status: os.stat_result) -> None:
         now_ns = self._now_ns()
@@ -200,14 +205,14 @@ class DirectoryStore:
             self._next_sweep_ns = now_ns + self._sweep_ns
             self._evictor.scan_soon()
 
-    def _write_file(self, name: str, parts: list[memoryview]) -> bool:
+    def _write_file(self, name: str, header: bytes, payload: memoryview) -> bool:
         """Write a file and rename it; False if it was deleted meanwhile."""
         with self._folder.open(WRITING, create=True) as writing:
             temporary = secrets.token_hex(8)
             fd = os.open(temporary, CREATE, 0o600, dir_fd=writing)
             try:
                 try_lock(fd)
-                _write_all(fd, parts)
+                self._files.write(fd, header, payload)
                 now_ns = self._now_ns()
                 os.utime(fd, ns=(now_ns, now_ns))
                 return any(self._rename(writing, temporary, name) for _ in range(NUM_RENAMES))
@@ -225,30 +230,3 @@ class DirectoryStore:
             except FileNotFoundError:
                 return False
             return True
-
-
-def _read_all(fd: int, views: list[memoryview]) -> bool:
-    """Fill the views from the beginning of a file; False if it is shorter. A system call reads at most 2 GiB."""
-    position = 0
-    while views:
-        num_bytes = os.preadv(fd, views, position)
-        if not num_bytes:
-            return False
-        position += num_bytes
-        views = _after(views, num_bytes)
-    return True
-
-
-def _write_all(fd: int, views: list[memoryview]) -> None:
-    while views:
-        views = _after(views, os.writev(fd, views))
-
-
-def _after(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """Return what follows the first `num_bytes` of the views."""
-    rest = []
-    for view in views:
-        if num_bytes < len(view):
-            rest.append(view[num_bytes:])
-        num_bytes = max(0, num_bytes - len(view))
-    return rest

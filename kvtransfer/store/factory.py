@@ -4,17 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from baton.extras import CRYPTOGRAPHY, OBSTORE
+from baton.extras import CRYPTOGRAPHY, NIXL, OBSTORE
 from baton.kvtransfer.store.block_source import FOLDER, BlockSource, store_folders
 from baton.kvtransfer.store.bucket_address import BucketAddress
 from baton.kvtransfer.store.directory import DirectoryStore
 from baton.kvtransfer.store.shared_memory_directory import shared_memory_directory
 from baton.kvtransfer.store.store import KVStore
+from baton.settings.nixl_store import OBJECT_SCHEME, NixlStoreUrl, parse_nixl_store
 from baton.settings.registry_url import RegistryUrl, parse_registry_url
 from baton.settings.store_directory import store_directory
 from baton.settings.values import OptionError
 
-KINDS = "a directory, file:///PATH, redis://HOST[:PORT][/DB], rediss://HOST[:PORT][/DB] or s3://BUCKET[/PREFIX]"
+KINDS = (
+    "a directory, file:///PATH, redis://HOST[:PORT][/DB], rediss://HOST[:PORT][/DB], s3://BUCKET[/PREFIX], "
+    "nixl-posix:///PATH, nixl-gds:///PATH, nixl-gds-mt:///PATH or nixl-obj://BUCKET[/PREFIX]"
+)
 S3_OPTIONS = ("endpoint", "region")
 
 
@@ -54,6 +58,9 @@ def open_host_store(namespace: str, capacity_bytes: int, ttl_s: float | None = N
 
 
 def _open(url: str, namespace: str, capacity_bytes: int, ttl_s: float | None, name: str) -> KVStore:
+    nixl = parse_nixl_store(url)
+    if nixl is not None:
+        return _open_nixl(nixl, namespace, capacity_bytes, ttl_s, name)
     path = _directory(url)
     if path is not None:
         return DirectoryStore(path / FOLDER, namespace, capacity_bytes, name=name, ttl_s=ttl_s)
@@ -65,6 +72,22 @@ def _open(url: str, namespace: str, capacity_bytes: int, ttl_s: float | None, na
     from baton.kvtransfer.store.redis_store import RedisStore  # its client is heavy, and few workers need it
 
     return RedisStore(_redis_url(url), namespace, ttl_s)
+
+
+def _open_nixl(url: NixlStoreUrl, namespace: str, capacity_bytes: int, ttl_s: float | None, name: str) -> KVStore:
+    NIXL.require("a KV store of NIXL")
+    if not url.is_directory:
+        from baton.kvtransfer.store.nixl_objects import NixlObjectStore
+
+        return NixlObjectStore(url.path, namespace, url.parameters)
+    from baton.kvtransfer.store.nixl_files import NixlFiles
+
+    files = NixlFiles(url.plugin, url.parameters)
+    try:
+        return DirectoryStore(Path(url.path) / FOLDER, namespace, capacity_bytes, name=name, ttl_s=ttl_s, files=files)
+    except BaseException:
+        files.close()
+        raise
 
 
 def _redis_url(url: str) -> RegistryUrl:
@@ -90,6 +113,8 @@ def open_source(place: str) -> Sequence[BlockSource]:
 
         return [S3Blocks(address)]
     path = _directory(place)
+    if scheme == OBJECT_SCHEME:
+        raise OptionError("KV store: NIXL lists no objects; name the same bucket as s3://BUCKET[/PREFIX]")
     if path is None:
         raise OptionError(f"KV store: {scheme}:// is unknown; it may be host, {KINDS}")
     return store_folders(str(path))

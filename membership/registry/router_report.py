@@ -99,11 +99,23 @@ def _check_lengths(sums: SampleSums) -> SampleSums:
 Lengths = Annotated[SampleSums, AfterValidator(_check_lengths)]  # in tokens
 
 
+WindowSeconds = Annotated[float, Field(strict=True, ge=MIN_WINDOW_S, le=MAX_WINDOW_S, allow_inf_nan=False)]
+MAX_RECENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalCount:
+    """Arrivals of the last `window_s`."""
+
+    window_s: WindowSeconds
+    num_requests: NumSamples
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficReport:
     """Traffic within the last `window_s`, counted in completions: a request with `n` of 3 counts as three."""
 
-    window_s: Annotated[float, Field(strict=True, ge=MIN_WINDOW_S, le=MAX_WINDOW_S, allow_inf_nan=False)]
+    window_s: WindowSeconds
     num_requests: NumSamples  # on arrival, refused ones included
     gaps_s: SampleSums = field(default_factory=SampleSums)  # between arrivals
     prompt_tokens: Lengths = field(default_factory=SampleSums)
@@ -114,6 +126,8 @@ class TrafficReport:
     num_generated_tokens: NumTokens | None = None  # output tokens, of running completions too; None: not counted
     num_waiting: Count = 0  # in the router's queue now
     oldest_wait_s: Seconds = 0.0  # of the waiting completions
+    # The last parts of the window, shortest first; none in the first seconds of a router.
+    recent: Annotated[tuple[ArrivalCount, ...], Field(max_length=MAX_RECENT)] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

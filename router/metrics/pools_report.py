@@ -80,6 +80,7 @@ class PoolsReporter:
             num_generated_tokens=lengths.num_generated,
             num_waiting=self._admission.num_waiting + self._first_worker.num_waiting,
             oldest_wait_s=self._admission.oldest_wait_s,
+            recent=arrivals.recent,
         )
 
     def _worker(self, connection: WorkerConnection) -> WorkerReport | None:

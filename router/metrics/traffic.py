@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from baton.membership.registry.router_report import MIN_WINDOW_S, SampleSums, bin_of
+from baton.membership.registry.router_report import MIN_WINDOW_S, ArrivalCount, SampleSums, bin_of
 from baton.router.policy.cluster import Plan, RoutedRequest
 
 
@@ -60,9 +60,9 @@ class SlidingWindow(Generic[T]):
             self._numbers[place] = number
         return self._counters[place]
 
-    def live(self, now_s: float) -> Iterator[T]:
-        """Yield the counters of the window that are in use."""
-        first = self._first(now_s)
+    def live(self, now_s: float, num_spans: int | None = None) -> Iterator[T]:
+        """Yield the counters that are in use, of the last `num_spans` or of the whole window."""
+        first = self._first(now_s) if num_spans is None else int(now_s // self._span_s) - num_spans + 1
         for counter, number in zip(self._counters, self._numbers, strict=True):
             if number is not None and number >= first:
                 yield counter
@@ -76,6 +76,7 @@ class SlidingWindow(Generic[T]):
 
 
 SPAN_S = 1.0
+RECENT_SPANS = (10, 20, 40)  # numbers of spans whose arrivals are reported too, so that a jump is seen early
 
 
 @dataclass(slots=True)
@@ -139,6 +140,17 @@ class Arrivals:
     def num_completions(self) -> int:
         """Completions that arrived within the window."""
         return sum(span.num for span in self._window.live(self._clock()))
+
+    @property
+    def recent(self) -> tuple[ArrivalCount, ...]:
+        """Completions that arrived in the last parts of the window; without those that are longer than the window."""
+        now_s, window_s = self._clock(), self.window_s
+        counts = []
+        for num_spans in RECENT_SPANS:
+            part_s = now_s - (now_s // SPAN_S - num_spans + 1) * SPAN_S
+            if part_s < window_s:
+                counts.append(ArrivalCount(part_s, sum(span.num for span in self._window.live(now_s, num_spans))))
+        return tuple(counts)
 
     @property
     def gaps_s(self) -> SampleSums:

@@ -15,7 +15,7 @@ from baton.router.http.exchange import Exchange
 from baton.router.http.headers import read_context, read_headers
 from baton.router.inline_work import InlineWork
 from baton.router.pins.pin import Pin, Prefix
-from baton.router.pins.placement import prefix_request
+from baton.router.pins.placement import prefix_generation
 from baton.router.pins.request import PinRequest
 from baton.router.pins.response_models import PinObject
 from baton.router.pins.worker_pins import WorkerPin, listed
@@ -41,9 +41,9 @@ class PinsApi:
         context = read_context(exchange.headers, None, 0, client, self._service.config.default_timeout_s)
         async with exchange.watch(), client.hold(1), model.admission.admit(1, context):
             pin = await self._pin(model, body, client, context)
-            generation = await model.pipeline.prepare(prefix_request(pin.prefix.token_ids.tolist(), pin, context))
+            generation = await prefix_generation(model.pipeline, pin, context)
             client.charge(pin.num_tokens)
-            exchange.forget_body()
+            exchange.forget_body(generation.num_pixel_bytes)
             await model.pins.take(pin, generation)
             found = (each for each in await _shown(model, client) if each["id"] == pin.name)
             ended = _object(pin.name, model.name, time.time())  # a short time may have passed
@@ -75,12 +75,14 @@ class PinsApi:
         """Return the pin, tokenised. Raises InvalidRequest."""
         source = await body.source(self._inline, model.pipeline.context_len())
         salt = client.cache_salt(body.cache_salt or "")
-        token_ids = await model.pipeline.tokenize(source, body.adds_special_tokens, salt, context.fairness_key)
+        token_ids, images = await model.pipeline.tokenize_with_images(
+            source, body.adds_special_tokens, salt, context.fairness_key
+        )
         share = None if client.key is None else client.key.max_pinned_fraction
         return Pin(
             name=body.id or f"pin-{uuid.uuid4().hex[:16]}",
             owner=client.tenant_id,
-            prefix=Prefix.of(token_ids, salt, model.adapter),
+            prefix=Prefix.of(token_ids, salt, model.adapter, images),
             expires_s=time.monotonic() + body.ttl_seconds,
             max_share=share or 0.0,
         )

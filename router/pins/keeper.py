@@ -18,7 +18,7 @@ from baton.router.admission.admission import Admission
 from baton.router.errors import Overloaded, WorkerLost
 from baton.router.generation import Generation
 from baton.router.pins.pin import Holding, Pin
-from baton.router.pins.placement import Placement, prefix_request
+from baton.router.pins.placement import Placement, prefix_generation
 from baton.router.pins.worker_pins import NotCached, delete, hold
 from baton.router.pipeline import Pipeline
 from baton.router.policy.cluster import WorkerSnapshot
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PINS = 1024
 MAX_TOKENS = 16 << 20  # of all pins of a router, 4 bytes each
+MAX_PIXEL_BYTES = 512 << 20  # of the images of all pins of a router
 CHECK_S = 2.0  # between two checks of what the router knows of the holders
 CONFIRM_S = 20.0  # until a holder is asked, unless it has dropped pins
 RETRY_S = 30.0  # after a refusal; twice as long after each further one, since the prefix may be computed in vain
@@ -88,6 +89,10 @@ class PinKeeper:
             ("this router, for the key,", own, pin.max_share or 1.0),
         ):
             num_tokens = sum(each.num_tokens for each in pins)
+            num_pixel_bytes = sum(each.num_pixel_bytes for each in pins)
+            if pin.num_pixel_bytes and num_pixel_bytes + pin.num_pixel_bytes > share * MAX_PIXEL_BYTES:
+                text = f"{whose} keeps pins with images of {num_pixel_bytes} bytes, near the maximum; delete some"
+                raise Overloaded(text, int(RETRY_S))
             if num_tokens + pin.num_tokens > share * MAX_TOKENS or len(pins) >= max(1, int(share * MAX_PINS)):
                 text = f"{whose} keeps {len(pins)} pins of {num_tokens} tokens, near the maximum; delete some"
                 raise Overloaded(text, int(RETRY_S))
@@ -226,8 +231,7 @@ class PinKeeper:
         try:
             self._placement.check_size(pin)
             async with self._admission.admit(1, context):
-                request = prefix_request(pin.prefix.token_ids.tolist(), pin, context)
-                generation = await self._pipeline.prepare(request)
+                generation = await prefix_generation(self._pipeline, pin, context)
                 if worker is None:
                     await self._placement.place(pin, generation)
                 else:

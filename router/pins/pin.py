@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from baton.engine.vision.image import Image
 from baton.router.adapters.adapter import Adapter
 from baton.router.generation import PromptHashes
 
@@ -14,24 +15,31 @@ SERVER = "server"  # owner of the pins of --pin-prefix; those of clients are dig
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The tokens of a pinned prefix, and the salt and the adapter that their hashes cover."""
+    """The tokens of a pinned prefix, and the salt, the adapter and the images that their hashes cover."""
 
     token_ids: "array[int]"
     cache_salt: str
     adapter: Adapter | None = None
+    images: tuple[Image, ...] = ()
     _hashes: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)  # by block size
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], cache_salt: str, adapter: Adapter | None = None) -> "Prefix":
+    def of(
+        cls,
+        token_ids: Sequence[int],
+        cache_salt: str,
+        adapter: Adapter | None = None,
+        images: tuple[Image, ...] = (),
+    ) -> "Prefix":
         """Return the prefix; its tokens take 4 bytes each."""
-        return cls(array("I", token_ids), cache_salt, adapter)
+        return cls(array("I", token_ids), cache_salt, adapter, images)
 
     def hashes(self, block_size: int) -> bytes:
         """Return the concatenated hashes of its full blocks."""
         found = self._hashes.get(block_size)
         if found is None:
             token_ids = self.token_ids.tolist()
-            hashes = PromptHashes(token_ids, self.cache_salt, adapter=self.adapter)
+            hashes = PromptHashes(token_ids, self.cache_salt, self.images, self.adapter)
             found = self._hashes[block_size] = hashes.extended(token_ids, block_size)
         return found
 
@@ -70,6 +78,11 @@ class Pin:
     def num_tokens(self) -> int:
         """Tokens of the prefix, of which the full blocks are held."""
         return len(self.prefix.token_ids)
+
+    @property
+    def num_pixel_bytes(self) -> int:
+        """Bytes of the images' pixels, which the router keeps to place the pin anew."""
+        return sum(len(image.pixels) for image in self.prefix.images)
 
     def extend(self) -> None:
         """Renew the time to live of a server's pin, which workers release soon after the last router has ended."""

@@ -38,6 +38,12 @@ def prefix_request(token_ids: Sequence[int], pin: Pin, context: RequestContext) 
     )
 
 
+async def prefix_generation(pipeline: Pipeline, pin: Pin, context: RequestContext) -> Generation:
+    """Return the request that computes a prefix, prepared. Raises what `Pipeline.prepare` raises."""
+    generation = await pipeline.prepare(prefix_request(pin.prefix.token_ids.tolist(), pin, context))
+    return replace(generation, images=pin.prefix.images) if pin.prefix.images else generation
+
+
 class Placement:
     """Places pins at the workers of a model."""
 

@@ -48,13 +48,11 @@ class PinRequest(RequestBody):
     cache_salt: Label | None = None
 
     def check(self) -> None:
-        """Raise InvalidRequest unless exactly one prefix is given, without images."""
+        """Raise InvalidRequest unless exactly one prefix is given."""
         if self.messages is not None and self.prompt is not None:
             raise FieldError("prompt", "prompt and messages must not both be given")
         if self.messages is None and self.prompt is None:
             raise InvalidRequest("prompt or messages is required")
-        if self.messages is not None and image_sources(self.messages):
-            raise FieldError("messages", "a pin takes no images; leave them out of the messages")
 
     @property
     def adds_special_tokens(self) -> bool:
@@ -69,6 +67,7 @@ class PinRequest(RequestBody):
                 add_generation_prompt=False,
                 template_options=self.chat_template_kwargs,
                 tools=tool_use(self.tools, None, is_parallel=True).shown,
+                images=image_sources(self.messages),
             )
         if isinstance(self.prompt, str):
             return self.prompt

@@ -11,7 +11,7 @@ from math import ceil
 
 from baton.router.policy.cluster import RoutedRequest, WorkerSnapshot
 from baton.router.policy.estimates import RateBook, WorkerTimes
-from baton.router.policy.targets import SLOPE, Targets
+from baton.router.policy.targets import SLOPE, TIGHT_SHARE, Targets
 
 # Shares of a worker's KV blocks. With fewer free ones it is tight: running sequences soon have no room to grow, and
 # prefixes that are used again are evicted.
@@ -98,15 +98,15 @@ class CostModel:
         ttft_s = option.wait_s + option.compute_s
         return self._ttft_weight * ttft_s + busy_s + self.eviction_weight * option.evicted_s
 
-    def is_tight(self, request: RoutedRequest, decode: WorkerTimes) -> bool:
+    def is_tight(self, request: RoutedRequest, decode: WorkerTimes, most_share: float = TIGHT_SHARE) -> bool:
         """Return whether one more sequence would wait for room, soon or at once, take the room of a prefix that will be
-        used again, or come close to the targets.
+        used again, or have a TPOT of more than `most_share` of its target.
         """
         worker = decode.worker
         free_share = min(MOST_FREE_SHARE, FREE_SHARE + FREE_SHARE_FOR_REUSE * request.reuse_share)
         if decode.room_s > 0 or worker.num_free_blocks < free_share * worker.num_blocks:
             return True
-        return self.targets is not None and self.targets.is_tight(request, decode)
+        return self.targets is not None and self.targets.is_tight(request, decode, most_share)
 
     def decode_option(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> DecodeOption:
         """Return a decode worker's part of the price."""

@@ -23,6 +23,7 @@ from baton.router.policy.cluster import (
 )
 from baton.router.policy.cost_model import CostModel, PrefillOption, Price
 from baton.router.policy.estimates import RateBook
+from baton.router.policy.targets import TIGHT_SHARE
 from baton.router.request_context import HintedPlan
 
 Policy = Callable[[RoutedRequest, ClusterSnapshot], Plan]
@@ -117,8 +118,9 @@ def find_decoders(
     """Return the workers to price for decoding.
 
     Colocated workers, which prefill for decode workers, are included as long as they have room within the targets next
-    to their prompts: a sequence that decodes where its prompt is computed needs one cache, not two. Otherwise they are
-    included only if no decode worker has room.
+    to their prompts: a sequence that decodes where its prompt is computed needs one cache, not two. They are also
+    included if an output is no slower there than at any decode worker with the prompts that it computes itself.
+    Otherwise they are included only if no decode worker has room.
     """
     decoders = [worker for worker in workers if worker.role is not WorkerRole.BOTH]
     others = [worker for worker in workers if worker.role is WorkerRole.BOTH]
@@ -130,13 +132,32 @@ def find_decoders(
     if not others:
         return listed
     if any(map(has_room, listed)):
-        shared = shortlist(request, others, book, MAX_DECODERS) if model.targets is not None else []
-        return listed + [worker for worker in shared if has_room(worker)]
+        return listed + _sharing(request, listed, shortlist(request, others, book, MAX_DECODERS), model, book)
     if len(decoders) > len(listed) and (roomy := list(filter(has_room, decoders))):
         return shortlist(request, roomy, book, MAX_DECODERS)
     if roomy := list(filter(has_room, others)):
         return shortlist(request, roomy, book, MAX_DECODERS)
     return listed + shortlist(request, others, book, MAX_DECODERS)
+
+
+def _sharing(
+    request: RoutedRequest,
+    decoders: list[WorkerSnapshot],
+    colocated: list[WorkerSnapshot],
+    model: CostModel,
+    book: RateBook,
+) -> list[WorkerSnapshot]:
+    """Return the colocated workers that decode next to decode workers with room; without targets none does."""
+    targets = model.targets
+    if targets is None:
+        return []
+    roomy = [each for each in colocated if not model.is_tight(request, model.times(request, each, book))]
+    if len(roomy) == len(colocated):
+        return roomy
+    least = min(targets.token_share(model.times(request, each, book), 1) for each in decoders)
+    if least <= TIGHT_SHARE:
+        return roomy
+    return [each for each in colocated if not model.is_tight(request, model.times(request, each, book), least)]
 
 
 def shortlist(

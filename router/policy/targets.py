@@ -45,8 +45,8 @@ class Targets:
         """
         return self._step_share(worker, num_more) / _left_by_prompts(worker)
 
-    def is_tight(self, request: RoutedRequest, decode: WorkerTimes) -> bool:
-        """Return whether decoding with one more sequence would nearly reach the TPOT target.
+    def is_tight(self, request: RoutedRequest, decode: WorkerTimes, most_share: float = TIGHT_SHARE) -> bool:
+        """Return whether decoding with one more sequence would take more than this share of the TPOT target.
 
         Prompts count only for a worker of both roles, which computes those of others: a decode worker's are its own.
         They do not delay all responses alike: a short one gets several of them, or none.
@@ -54,9 +54,9 @@ class Targets:
         responses must have room for that, too.
         """
         if decode.worker.role is WorkerRole.BOTH:
-            return self._shared_share(request, decode) > TIGHT_SHARE
+            return self._shared_share(request, decode) > most_share
         shortest = min(request.typical_output_tokens, default=request.mean_output_tokens)
-        return self._step_share(decode, num_more=1) * (1 + 1 / shortest) > TIGHT_SHARE
+        return self._step_share(decode, num_more=1) * (1 + 1 / shortest) > most_share
 
     def joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
         """Return the cost of one more sequence in a worker's steps: for its own tokens and for the others there."""

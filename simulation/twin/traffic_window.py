@@ -1,11 +1,14 @@
 """The recent traffic, as reported to the autoscaler."""
 
+from bisect import bisect_left
 from collections import deque
+from math import inf
 
 from baton.deployment.autoscaling.moments import Moments, answer_moments
-from baton.deployment.autoscaling.snapshot import Traffic
+from baton.deployment.autoscaling.snapshot import Arrivals, Traffic
 
 WINDOW_S = 60.0
+RECENT_S = (10.0, 20.0, 40.0)  # parts of it whose arrivals are counted too, as routers do
 
 
 class SlidingMoments:
@@ -35,6 +38,10 @@ class SlidingMoments:
         self._forget(time_s)
         count = len(self._values)
         return Moments(max(0.0, self._sum) / count, max(0.0, self._squares) / count) if count else Moments()
+
+    def num_since(self, time_s: float) -> int:
+        """Return the number of the values since `time_s`."""
+        return len(self._values) - bisect_left(self._values, (time_s, -inf))
 
     def _forget(self, before_s: float) -> None:
         while self._values and self._values[0][0] < before_s:
@@ -79,6 +86,7 @@ class TrafficWindow:
 
     def traffic(self, now_s: float) -> Traffic:
         """Return the traffic of the window, which is shorter at the beginning."""
+        window_s = min(WINDOW_S, now_s)
         since_s = now_s - WINDOW_S
         prompts = self._prompts.since(since_s)
         gaps = self._gaps.since(since_s)
@@ -87,8 +95,8 @@ class TrafficWindow:
         self._generated.since(since_s)
         num_generated = self._generated.total if self._num_generated is not None else None
         return Traffic(
-            window_s=WINDOW_S,
-            requests_per_s=len(self._prompts) / min(WINDOW_S, now_s) if now_s > 0 else 0.0,
+            window_s=window_s,
+            requests_per_s=len(self._prompts) / window_s if window_s > 0 else 0.0,
             arrival_cv2=gaps.cv2 if len(self._gaps) > 1 else 1.0,
             prompt_tokens=prompts,
             uncached_tokens=self._uncached.since(since_s),
@@ -96,4 +104,7 @@ class TrafficWindow:
             num_ended=len(self._outputs),
             remote_share=len(self._remote) / len(self._prompts) if len(self._prompts) else 1.0,
             remote_tokens=remote,
+            recent=tuple(
+                Arrivals(each_s, self._prompts.num_since(now_s - each_s)) for each_s in RECENT_S if each_s < window_s
+            ),
         )

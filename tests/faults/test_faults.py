@@ -23,6 +23,7 @@ RARE = (
     "killed draining", "killed, disks full", "killed draining, streams resumed", "killed, with TCP and Redis",
     "killed with a prefill worker", "killed with a decode worker, streams resumed", "restarted, streams resumed",
     "sends chunks of a byte", "does not read", "sends bodies byte by byte", "aborts uploads", "late, streams resumed",
+    "killed, streams resumed",
 )  # fmt: skip
 
 

@@ -5,29 +5,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from baton.engine.engine import Engine
 from baton.engine.errors import InvalidAdapter
-from tests.adapters import make_adapter
+from tests.adapters import make_adapter, write_adapter
 from tests.checkpoints import make_checkpoint
 from tests.fuzz.fuzzing import Fuzzing
 from tests.fuzz.grpc.mutations import damaged_bytes, damaged_json, odd_texts
 from tests.fuzz.test_checkpoint import joined, split
+from tests.marks import slow_case
 from tests.unit.engine.lora.lora_rig import lora_engine
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PATTERNS = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {r"layers\.0\..*": 3}}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return lora_engine(make_checkpoint("llama3", tmp_path_factory.mktemp("lora") / "model", num_hidden_layers=1))
+@pytest.fixture(scope="module", params=["llama3", slow_case("qwen3-moe")])
+def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Engine:
+    return lora_engine(make_checkpoint(request.param, tmp_path_factory.mktemp("lora") / "model", num_hidden_layers=1))
 
 
 @pytest.fixture
 def adapter(engine: Engine, tmp_path: Path) -> Path:
-    return make_adapter(Path(engine.config.model), tmp_path / "adapter", ["q_proj", "down_proj"], **PATTERNS)
+    if engine.model_config.moe is None:
+        return make_adapter(Path(engine.config.model), tmp_path / "adapter", ["q_proj", "down_proj"], **PATTERNS)
+    experts = "base_model.model.model.layers.0.mlp.experts"
+    tensors = {
+        f"{experts}.base_layer.lora_A.weight": torch.ones(32, 64),
+        f"{experts}.base_layer.lora_B.weight": torch.ones(64, 32),
+        f"{experts}.lora_A.weight": torch.ones(32, 32),
+        f"{experts}.lora_B.weight": torch.ones(64, 32),
+    }
+    parameters = ["experts.gate_up_proj", "experts.down_proj"]
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "peft_version": "0.21.0", "target_parameters": parameters}
+    write_adapter(tmp_path / "adapter", tensors, config | PATTERNS)
+    return tmp_path / "adapter"
 
 
 def loads(engine: Engine, adapter: Path) -> bool:

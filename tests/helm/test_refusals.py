@@ -30,10 +30,6 @@ FAILURES: list[tuple[dict[str, Any], str]] = [
         {"kvStores": {"hostMemoryBytes": "16GiB"}},
         r"kvStores\.hostMemoryBytes: 16GiB are in the pods' shared memory, of which prefill\.shmGi gives 8 GiB",
     ),
-    (
-        {"kvStores": {"url": "redis://cache"}, "decode": {"tensorParallelSize": 2}},
-        r"kvStores: stores do not support tensor parallelism yet, and decode\.tensorParallelSize is 2",
-    ),
     ({"lora": {"dir": "/adapters"}}, r"lora\.enabled: it is false, but lora\.modules or lora\.dir is set"),
     ({"kvStores": {"keyFile": "/etc/kv/key"}}, r"kvStores\.keyFile: there is nothing to encrypt"),
     ({"decode": {"minReplicas": 0, "maxReplicas": 4}}, "at least one"),

@@ -97,7 +97,8 @@ def test_kv_stores_are_workers_options() -> None:
         "ttlSeconds": 3600,
         "keyFile": "/kv/key",
     }
-    objects = charts.render(charts.merged(charts.MODEL, {"kvStores": stores}))
+    values = {"kvStores": stores, "decode": {"tensorParallelSize": 2}}
+    objects = charts.render(charts.merged(charts.MODEL, values))
     worker = settings_of(objects).cluster.worker
     assert worker["kv_host_memory_bytes"] == 6 << 30
     assert {name: worker[name] for name in worker if name.startswith(("kv_disk", "kv_store"))} == {

@@ -65,7 +65,7 @@ async def test_a_system_without_responses_is_reported() -> None:
 def test_unknown_names_are_reported() -> None:
     result = CliRunner().invoke(main, ["--only=mixd"])
     assert result.exit_code == 2
-    assert "mixd: known are always_remote, azure, colocated" in " ".join(result.output.split())
+    assert "mixd: known are always_remote, azure, colocated, completions" in " ".join(result.output.split())
 
 
 @pytest.mark.slow
@@ -88,3 +88,13 @@ def test_mixed_prompts_alternate_and_share_no_prefix() -> None:
     assert [len(request.prompt) > 1000 for request in requests] == [True, False] * 20
     assert [request.num_output_tokens > 100 for request in requests] == [False, True] * 20
     assert len({tuple(request.prompt[:8]) for request in requests}) == 40
+
+
+def test_completions_share_the_tops_of_their_files_within_a_run() -> None:
+    trace = next(each for each in make_traces() if each.name == "completions")
+    first, second = (list(islice(trace.dataset.requests(seed), 100)) for seed in (1, 2))
+    tops = [{tuple(request.prompt[:512]) for request in requests} for requests in (first, second)]
+    assert 10 < len(tops[0]) <= 16
+    assert not tops[0] & tops[1]
+    assert len({tuple(request.prompt[:640]) for request in first}) == 100
+    assert all(4 <= request.num_output_tokens <= 28 and len(request.prompt) > 660 for request in first)

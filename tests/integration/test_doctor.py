@@ -32,14 +32,16 @@ async def doctor(*flags: str) -> tuple[int | None, Any]:
     return process.returncode, json.loads(output)
 
 
-async def test_a_healthy_cluster(cluster_url: str) -> None:
+async def test_a_healthy_cluster(cluster_url: str, tmp_path: Path) -> None:
     before = await wait_idle(cluster_url)
-    status, report = await doctor("--url", cluster_url)
+    status, report = await doctor("--url", cluster_url, f"--kv-store={tmp_path}", f"--weights-offload-dir={tmp_path}")
     failures = [
         finding for section in report["sections"] for finding in section["findings"] if finding["level"] == "failure"
     ]
     assert (status, report["failures"], failures) == (0, 0, [])
     sections = {section["about"]: section for section in report["sections"]}
+    checks = [finding["check"] for finding in sections["storage"]["findings"]]
+    assert checks == ["kv-store", "weights-space", "weights-direct-reads", "weights-read-speed"]
     names = {role: next(row["worker_id"] for row in before if row["role"] == role) for role in ("prefill", "decode")}
     prefill, decode = (f"{names[role]} ({role})" for role in ("prefill", "decode"))
     for reader, owner in ((decode, prefill), (prefill, decode)):

@@ -40,18 +40,18 @@ class RankStores:
         self.tiers = tiers
         self.saves = rank % parts.num_replicas == 0
         self._shards = range(first, first + parts.parts_per_rank)
-        self._num_shards = parts.num_parts
+        self.num_shards = parts.num_parts  # of a block, on all ranks
         self._pool = PoolBlocks(pool, len(self._shards))
         self.block_bytes = len(self._shards) * self._pool.block_bytes
 
     def first_keys(self, keys: Sequence[Key]) -> list[Key]:
         """Return the key of this rank's first shard of each block, by which blocks are looked up."""
-        return shard_keys(keys, self._shards[:1], self._num_shards)
+        return shard_keys(keys, self._shards[:1], self.num_shards)
 
     def read(self, tiers: Sequence[Tier], keys: Sequence[Key], blocks: Sequence[int]) -> StoredRead:
         """Return a read of blocks from the tier of each into the pool."""
         stores = [tier.store for tier in tiers for _ in self._shards]
-        shards = shard_keys(keys, self._shards, self._num_shards)
+        shards = shard_keys(keys, self._shards, self.num_shards)
         return StoredRead(self._pool, stores, shards, self._units(blocks), len(self._shards))
 
     def copy(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
@@ -73,7 +73,7 @@ class RankStores:
         """
         count = len(self._shards)
         rows = [copies[index * count + shard] for index in good for shard in range(count)]
-        return Batch(hashes, shard_keys(keys, self._shards, self._num_shards), rows, count)
+        return Batch(hashes, shard_keys(keys, self._shards, self.num_shards), rows, count)
 
     def _units(self, blocks: Sequence[int]) -> Sequence[int]:
         count = len(self._shards)

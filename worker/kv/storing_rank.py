@@ -40,6 +40,13 @@ class StoringRank(Protocol):
         """Begin to read blocks, each from the store with the number in `tiers`. Raises PeerLost."""
         ...
 
+    async def clear_stored(self, tier: int) -> int:
+        """Delete all blocks of the store with this number; return the number of their shards.
+
+        Raises StoreUnavailable, or PeerLost.
+        """
+        ...
+
     def save_stored(self, blocks: Sequence[int]) -> RankSave:
         """Begin to copy blocks. Raises PeerLost."""
         ...

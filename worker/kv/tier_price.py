@@ -6,6 +6,8 @@ from dataclasses import dataclass
 GRACE_S = 0.02  # for any fetch, before it may be called slow
 UNKNOWN_S = 2.0  # for a fetch while the time to compute its blocks has not been measured
 FIRST_SHARE = 0.1  # of the time to compute all blocks: for the first one to arrive
+LONGEST_LOOKUP_S = 1.0  # for a response of the stores, whatever it would save
+UNKNOWN_LOOKUP_S = 0.25  # the same while the time to compute the blocks has not been measured
 WEIGHT = 0.3  # of the newest fetch in the means
 PROBE_S = 30.0  # after which a store that was too slow is tried again
 
@@ -59,3 +61,8 @@ def is_slow(num_read: int, num_blocks: int, elapsed_s: float, compute_s: float) 
 def patience_s(compute_s: float) -> float:
     """Return for how long a fetch may bring nothing, if its blocks take `compute_s` to compute; 0: not known."""
     return max(GRACE_S, FIRST_SHARE * compute_s) if compute_s else UNKNOWN_S
+
+
+def lookup_patience_s(compute_s: float) -> float:
+    """Return how long a lookup of blocks may take that take `compute_s` to compute; 0: not known."""
+    return min(LONGEST_LOOKUP_S, FIRST_SHARE * compute_s) if compute_s else UNKNOWN_LOOKUP_S

@@ -1,6 +1,7 @@
 """The stores below a worker's KV pool: what requests fetch from them instead of computing it.
 
-1. Before a request enters the engine, its blocks are looked up in the stores, fastest first.
+1. Before a request enters the engine, its blocks are looked up in the stores, fastest first. A slow lookup may take a
+   tenth of the time to compute what the pool lacks.
 2. If a fetch costs less than computing what the pool lacks, the request receives it like KV of another worker.
 3. A thread of each rank reads block by block into the request's own blocks, while the engine goes on with its steps.
 4. The fetch ends with the last stored block, or as soon as the rest is computed sooner. The engine computes the rest.
@@ -10,9 +11,12 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
+from baton.engine.engine import Engine
 from baton.engine.request import Request
+from baton.kvtransfer.errors import PeerLost
 from baton.kvtransfer.store.store import StoreUnavailable
 from baton.kvtransfer.threads import run_in_thread
 from baton.rpc.status import Unavailable
@@ -24,11 +28,12 @@ from baton.worker.kv.rank_stores import RankStores
 from baton.worker.kv.stored_fetch import StoredFetch
 from baton.worker.kv.stored_hashes import StoredHashes
 from baton.worker.kv.storing_rank import StoringRank
+from baton.worker.kv.tier_price import lookup_patience_s
 from baton.worker.reporting import ReadRate
 
 logger = logging.getLogger(__name__)
 
-LOOKUP_S = 0.05  # a lookup that takes longer is given up
+LOOKUP_S = 0.05  # for any lookup; one that takes longer is waited for if it may save enough
 MIN_BLOCKS = 2  # fewer are computed as quickly
 LATE_S = 2.0  # for late calls when the worker ends: a store with one is not closed
 MAX_FETCHES = 4  # at once, each on a thread; the next ones wait as long as for a first block
@@ -69,14 +74,20 @@ class KVTiers:
                 await asyncio.to_thread(tier.store.close)
 
     async def clear(self, name: str) -> int:
-        """Delete the blocks of a store; return their number. Raises NotFound, or Unavailable if the store fails."""
-        tier = next((tier for tier in self._tiers if tier.store.name == name), None)
-        if tier is None:
-            raise no_tier(name, [tier.store.name for tier in self._tiers])
+        """Delete the blocks of a store on all ranks; return their number.
+
+        Raises NotFound, or Unavailable if the store fails.
+        """
+        names = [tier.store.name for tier in self._tiers]
+        if name not in names:
+            raise no_tier(name, names)
+        number = names.index(name)
         try:
-            num_blocks = await run_in_thread("kv-clear", tier.store.clear)
-        except (StoreUnavailable, RuntimeError) as error:
+            clearing = run_in_thread("kv-clear", self._tiers[number].store.clear)
+            counts = await asyncio.gather(clearing, *(each.clear_stored(number) for each in self._followers))
+        except (StoreUnavailable, PeerLost, RuntimeError) as error:
             raise Unavailable(f"the {name} tier was not cleared: {error}") from error
+        num_blocks = -(-sum(counts) // self._stores.num_shards)
         self.hashes.discard(self.hashes.snapshot())  # what other stores have is found again at the next lookups
         return num_blocks
 
@@ -96,7 +107,7 @@ class KVTiers:
             logger.warning("stored KV is not looked up: %s", error)
             return None
         try:
-            await asyncio.wait((looking,), timeout=LOOKUP_S)
+            await self._wait(looking, request, num_blocks)
         finally:
             lookup.is_given_up = True
             (lookup.asked or tiers[0]).give_up(looking)
@@ -109,3 +120,23 @@ class KVTiers:
         if found.num_blocks < MIN_BLOCKS:
             return None
         return StoredFetch(self._host, self._stores, request, found, self._fetches, self._slots, self._followers)
+
+    async def _wait(self, looking: "asyncio.Future[None]", request: Request, num_blocks: int) -> None:
+        """Wait for the end of a lookup, for as long as what it may save is worth."""
+        started_s = time.monotonic()
+        await asyncio.wait((looking,), timeout=LOOKUP_S)
+        if looking.done():
+            return
+        pricing = self._host.call(lambda engine: self._patience_s(engine, request, num_blocks))
+        await asyncio.wait((looking, pricing), return_when=asyncio.FIRST_COMPLETED)
+        if not looking.done():
+            left_s = started_s + pricing.result() - time.monotonic()
+            await asyncio.wait((looking,), timeout=max(0.0, left_s))
+
+    def _patience_s(self, engine: Engine, request: Request, num_blocks: int) -> float:
+        """Return how long a lookup of a request's blocks may take; 0 if the pool has nearly all of them."""
+        block_size, rate = self._host.config.block_size, engine.prefill_tokens_per_s
+        num_missing = num_blocks - engine.blocks.num_cached_tokens(request) // block_size
+        if num_missing < MIN_BLOCKS:
+            return 0.0
+        return lookup_patience_s(num_missing * block_size / rate if rate else 0.0)

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from baton.engine.errors import EngineEnded, EngineError
+from baton.kvtransfer.store.store import StoreUnavailable
 from baton.process.errors import PlainError
 from baton.protos import rank_pb2, rank_pb2_grpc, worker_pb2
 from baton.rpc.pool_description import pool_to_proto
@@ -58,6 +59,10 @@ class RankStoredKV(Protocol):
 
     async def write(self, command: rank_pb2.WriteStored) -> None:
         """Queue copies for the stores."""
+        ...
+
+    async def clear(self, command: rank_pb2.ClearStored) -> int:
+        """Delete all blocks of a store; return the number of their shards. Raises StoreUnavailable."""
         ...
 
 
@@ -182,6 +187,8 @@ class RankCommands:
                 self._start(number, self._done(number, self._stored.copy(command.copy_stored)))
             case "write_stored":
                 self._start(number, self._done(number, self._stored.write(command.write_stored)))
+            case "clear_stored":
+                self._start(number, self._clear_stored(number, command.clear_stored))
             case kind:
                 logger.error("unknown command from the first rank: %s", kind)
 
@@ -200,6 +207,14 @@ class RankCommands:
     async def _done(self, number: int, step: Coroutine[Any, Any, None]) -> None:
         await step
         self._send(number, rank_pb2.StoredDone())
+
+    async def _clear_stored(self, number: int, command: rank_pb2.ClearStored) -> None:
+        try:
+            num_deleted = await self._stored.clear(command)
+        except (StoreUnavailable, RuntimeError) as error:  # the worker goes on, and reports it
+            self._send(number, rank_pb2.StoredDone(error=str(error)))
+        else:
+            self._send(number, rank_pb2.StoredDone(num_deleted=num_deleted))
 
     async def _clear(self, rank: Ranks, number: int, command: rank_pb2.ClearBlocks) -> None:
         cleared = frozenset(command.block_ids)

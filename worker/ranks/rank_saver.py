@@ -59,6 +59,10 @@ class RankSaver:
         if copies is not None and self._batch == command.batch and command.copies:
             await self._writers.put(self._opened().batch(_keys(command.keys), copies, list(command.copies)))
 
+    async def clear(self, command: rank_pb2.ClearStored) -> int:
+        """Delete all blocks of a store; return the number of their shards. Raises StoreUnavailable."""
+        return await run_in_thread("kv-clear", self._opened().tiers[command.tier].store.clear)
+
     async def close(self) -> None:
         """Write what is left, and close the stores."""
         await self._writers.flush(FLUSH_S)

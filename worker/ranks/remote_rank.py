@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from baton.kvtransfer.base import PeerId, PoolDescription, TransportChoice
 from baton.kvtransfer.errors import PeerLost
-from baton.kvtransfer.store.store import Key
+from baton.kvtransfer.store.store import Key, StoreUnavailable
 from baton.protos import rank_pb2, worker_pb2
 from baton.rpc.peers import Context
 from baton.rpc.pool_description import pool_from_proto
@@ -21,6 +21,7 @@ from baton.worker.ranks.remote_stores import RemoteFetch, RemoteSave
 CLOSE_TIMEOUT_S = 2.0  # for a rank to end its stream
 RESPONSE_TIMEOUT_S = 60.0  # of a command; abandoned reads end long before
 READ_TIMEOUT_S = 600.0  # of an adapter, which may have GB and be on a network file system
+CLEAR_TIMEOUT_S = 600.0  # of a store, which may have millions of blocks
 MAX_UNSENT = 1 << 16  # commands that the rank has not read; far more than requests in progress need
 MAX_REASON_CHARS = 1000  # of a failure; gRPC sends it in a header
 
@@ -36,6 +37,7 @@ FIELDS = {
     rank_pb2.FetchStored: "fetch_stored",
     rank_pb2.CopyStored: "copy_stored",
     rank_pb2.WriteStored: "write_stored",
+    rank_pb2.ClearStored: "clear_stored",
 }
 
 
@@ -148,6 +150,13 @@ class RemoteRank:
     def save_stored(self, blocks: Sequence[int]) -> RemoteSave:
         """Begin to copy blocks for stores; see StoringRank."""
         return RemoteSave(next(self._numbers), blocks, self._ask)
+
+    async def clear_stored(self, tier: int) -> int:
+        """Delete the blocks of a store; see StoringRank."""
+        done = (await self._ask(rank_pb2.ClearStored(tier=tier), CLEAR_TIMEOUT_S)).stored_done
+        if done.error:
+            raise StoreUnavailable(f"rank {self.rank}: {done.error}")
+        return done.num_deleted
 
     async def read_adapter(self, number: int, name: str, path: str) -> rank_pb2.AdapterRead:
         """Let the rank read a LoRA adapter. Raises PeerLost if the rank has ended."""

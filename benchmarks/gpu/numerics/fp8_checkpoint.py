@@ -65,7 +65,7 @@ def quantised(source: Path, stored: Format) -> Path:
     target = source.with_name(f"{source.name}-fp8{stored.suffix}")
     if (target / FILE).exists():
         return target
-    target.mkdir()
+    target.mkdir(exist_ok=True)
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(source / FILE).items():
         if name.endswith("_proj.weight"):

@@ -24,7 +24,7 @@ from benchmarks.gpu.stage import Record, Setting
 from tests.adapters import ALL_TARGETS, make_adapter
 
 ARCHITECTURES = ("llama3", "qwen3", "qwen3-moe")
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # what adapters change in a model with experts
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # of a model with experts, which cannot have DoRA
 RANK = 8
 MAX_LORAS = 3
 SIZE = 0.1  # of the matrices: changes are about as large as the weights
@@ -47,7 +47,7 @@ def adapters_of(model: SmallModel) -> list[Adapter]:
     """Return adapters of different kinds and ranks for a model."""
     targets = ATTENTION if model.is_sparse else ALL_TARGETS
     return [
-        Adapter("low", targets, {"rank": 2}),
+        Adapter("low", ALL_TARGETS, {"rank": 2}),
         Adapter("mixed ranks", targets, {"rank": RANK, "ranks": {"q_proj": 3, "v_proj": 5}, "seed": 1}),
         Adapter("dora", targets, {"rank": 4, "use_dora": True, "seed": 2}),
         Adapter("ends", ("embed_tokens", "lm_head", "q_proj"), {"rank": 4, "seed": 3}),

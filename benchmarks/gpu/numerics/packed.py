@@ -1,5 +1,6 @@
 """Packed weights on the device compared with a CPU that reads the same files in fp32; and float16."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +46,8 @@ def check_float16(record: Record, setting: Setting) -> None:
 def run(setting: Setting, record: Record) -> None:
     """Run the stage."""
     torch.manual_seed(0)
+    setting = replace(setting, directory=setting.directory / "packed")  # its models have other sizes than `models`'
+    setting.directory.mkdir(exist_ok=True)
     for model in (DENSE, SPARSE):
         chosen = [fmt for fmt in formats() if model is DENSE or fmt.name in OF_EXPERTS]
         for fmt in chosen[:: 3 if setting.is_quick else 1]:

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 
 from baton.engine.engine import Engine
+from baton.engine.execution.cuda_graphs import GraphedModel
 from baton.engine.speculation.config import EAGLE3
 from baton.settings.values import parse_json
 from benchmarks.gpu.engine_session import Answer, EngineSession, greedy, random_prompts, request, start_engine
+from benchmarks.gpu.numerics import families, mamba
 from benchmarks.gpu.numerics.answers import compare_answers
 from benchmarks.gpu.small_models import SMALL_MODELS, SmallModel, saved
 from benchmarks.gpu.stage import Record, Setting
@@ -51,12 +53,16 @@ METHODS = (
     Method("n-gram", "ngram"),
     Method("known outputs", "ngram", knows_outputs=True),
     Method("known outputs, latent attention", "ngram", LATENT, knows_outputs=True),
+    Method("known outputs, delta nets", "ngram", families.HANDED_OVER, knows_outputs=True),
+    Method("known outputs, Mamba-2", "ngram", mamba.HANDED_OVER, knows_outputs=True),
     Method("draft model", "draft_model", make=partial(with_noise, share=NOISE)),
     Method("EAGLE", "eagle", make=partial(random_head, method="eagle", head_dim=HEAD_DIM)),
     Method("EAGLE-3", EAGLE3, make=partial(random_head, method=EAGLE3, head_dim=HEAD_DIM, num_drafted=200)),
     Method("multi-token prediction", "mtp", LATENT, changes_target=True),
 )
-QUICK = METHODS[1], METHODS[3], METHODS[5]
+QUICK = tuple(
+    each for each in METHODS if each.case in ("known outputs", "known outputs, delta nets", "draft model", "EAGLE-3")
+)
 
 
 def prompts_of(engine: Engine) -> list[list[int]]:
@@ -126,6 +132,9 @@ def check_method(record: Record, setting: Setting, method: Method) -> None:
         compare_drafts(record, method.case, first_drafts(engine), first_drafts(cpu))
         cpu.close()
     compare_answers(record, method.case, answers_of(engine), expected)
+    if setting.device.type == "cuda" and engine.groups.states is None:  # steps of recurrent layers are not recorded
+        is_graphed = isinstance(engine.runner.model, GraphedModel)
+        record.find(f"{method.case}: recorded", is_graphed, "decodes without drafts are CUDA graphs, or see the log")
     counters = engine.stats().speculation
     engine.close()
     least = counters.num_draft_tokens // 4 if method.knows_outputs or method.name == "draft_model" else 0

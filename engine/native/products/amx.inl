@@ -13,13 +13,14 @@ constexpr std::size_t kTileUnits = 16;  // of a row
 static BATON_INLINE void finish_writes() { __asm__ volatile("" ::: "memory"); }
 
 // Tiles 0 to 3 are sums: of the first rows with both panels, then of the others. 4 and 5 are rows, 6 and 7 panels.
-static void configure_tiles(std::size_t num_rows) {
+static void configure_tiles(std::size_t num_rows, std::size_t num_units) {
     TileConfig config;
     const std::size_t first = std::min(num_rows, kTileRows), others = num_rows - first;
-    const std::size_t rows[] = {first, first, others, others, first, others, kTileUnits, kTileUnits};
+    const std::size_t rows[] = {first, first, others, others, first, others, num_units, num_units};
     for (std::size_t tile = 0; tile < 8; ++tile) {
+        const bool has_units = tile == 4 || tile == 5;  // the others have the columns of a panel
         config.num_rows[tile] = static_cast<std::uint8_t>(rows[tile] ? rows[tile] : 1);
-        config.row_bytes[tile] = kTileUnits * sizeof(Unit);
+        config.row_bytes[tile] = static_cast<std::uint16_t>((has_units ? num_units : kColumns) * sizeof(Unit));
     }
     finish_writes();
     _tile_loadconfig(&config);
@@ -47,11 +48,12 @@ public:
     // Adds units `begin` to `end` of at most kMaxRows rows times two panels.
     void multiply(std::size_t num_rows, const Unit* rows, std::size_t row_units, std::size_t begin, std::size_t end,
                   const Unit* const* panels, Sums<Sum>* sums) {
-        if (num_rows != configured_) configure_tiles(configured_ = num_rows);
+        const std::size_t units_at_once = std::min(end - begin, kTileUnits);
+        configure(num_rows, units_at_once);
         const bool has_others = num_rows > kTileRows;
         load_sums(begin == 0, has_others, sums);
         std::size_t unit = begin;
-        for (; unit + kTileUnits <= end; unit += kTileUnits) {
+        for (; unit + units_at_once <= end; unit += units_at_once) {
             const Unit *first = panels[0] + unit * kColumns, *second = panels[1] + unit * kColumns;
             if (num_rows <= kFewRows) prefetch(first, second);
             add_products(rows + unit, row_units, first, second, has_others);
@@ -64,7 +66,12 @@ private:
     static constexpr std::size_t kFewRows = 8;  // with so few, memory is the limit
     static constexpr long kStride = sizeof(Sums<Sum>);
 
-    std::size_t configured_ = 0;  // rows
+    void configure(std::size_t num_rows, std::size_t num_units) {
+        if (num_rows == configured_rows_ && num_units == configured_units_) return;
+        configure_tiles(configured_rows_ = num_rows, configured_units_ = num_units);
+    }
+
+    std::size_t configured_rows_ = 0, configured_units_ = 0;
 
     static BATON_INLINE void prefetch(const Unit* first, const Unit* second) {
 #pragma GCC unroll 16

@@ -15,6 +15,7 @@ namespace baton {
 struct ProductFunctions {
     const char* name;
     void (*plain)(const Task& task, const Share& share);
+    void (*added)(const Task& task, const Share& share);
     void (*gated)(const Task& task, const Share& share);
     void (*convert)(const Weight& weight, const std::uint16_t* rows, std::size_t first, std::size_t end, Unit* result,
                     float* scales);
@@ -132,8 +133,8 @@ namespace baton::products_avx2 {
 #endif
 
 #define BATON_PRODUCT_FUNCTIONS(name, takes_pairs) \
-    {#name, products_##name::compute<products_##name::Plain>, products_##name::compute<products_##name::Gated>, \
-     products_##name::convert, products_##name::steps_of, takes_pairs}
+    {#name, products_##name::compute<products_##name::Plain>, products_##name::compute<products_##name::Added>, \
+     products_##name::compute<products_##name::Gated>, products_##name::convert, products_##name::steps_of, takes_pairs}
 
 #endif  // __x86_64__
 

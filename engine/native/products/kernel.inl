@@ -123,6 +123,23 @@ struct Plain {
     }
 };
 
+// The same, added to columns of a wider result in bfloat16.
+struct Added : Plain {
+    template <typename Units>
+    static void store(const Task& task, std::size_t step, std::size_t row, std::size_t count,
+                      const Sums<typename Units::Sum>* sums) {
+        const std::size_t column = 2 * step * kColumns, left = task.weight.num_outputs - column;
+        auto* result = static_cast<Bfloat16*>(task.result) + row * task.stride + column;
+        for (std::size_t i = 0; i < count; ++i, result += task.stride) {
+            store_columns(load(result, left) + Units::value(sums[i].of[0], task, row + i, column), left, result);
+            if (left <= kColumns) continue;
+            Bfloat16* others = result + kColumns;
+            const Floats second = Units::value(sums[i].of[1], task, row + i, column + kColumns);
+            store_columns(load(others, left - kColumns) + second, left - kColumns, others);
+        }
+    }
+};
+
 // silu(gate) * up of a weight whose first half of outputs, full panels, are gates; a step is a panel of each.
 struct Gated {
     static std::size_t panel(std::size_t step) { return step; }

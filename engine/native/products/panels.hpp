@@ -42,6 +42,7 @@ struct Task {
     const float* row_scales;    // [num_rows], of bytes
     void* result;               // [num_rows, columns of the result]: floats if the weight is in floats, otherwise bfloat16
     std::size_t num_rows;
+    std::size_t stride = 0;  // of the result's rows, for products that are added to it
 };
 
 // Some rows and some columns' steps of a task.

@@ -68,10 +68,15 @@ class Links:
             position = self._earlier[position - start]
         return found
 
-    def drop(self, count: int, start: int) -> None:
-        """Drop the first `count` tokens; the next one has position `start`."""
+    def forget(self, tokens: Sequence[int], position: int) -> None:
+        """Forget the window that ends with a token if it is the latest one. The token stays linked until `drop`."""
+        key = hash(tuple(tokens))
+        if self._latest.get(key) == position:
+            del self._latest[key]
+
+    def drop(self, count: int) -> None:
+        """Drop the first `count` tokens, which are forgotten."""
         del self._earlier[:count]
-        self._latest = {key: position for key, position in self._latest.items() if position >= start}
 
 
 class TokenHistory:
@@ -81,6 +86,7 @@ class TokenHistory:
         self._tokens = array("q")
         self._start = 0  # position of the first token in memory
         self._first = 0  # position of the first token that counts; those in front of it are dropped some time later
+        self._forgotten = 0  # position of the first token whose windows are linked
         self._links = [Links(window) for window in WINDOWS]
 
     @property
@@ -96,14 +102,27 @@ class TokenHistory:
                 links.append(self._tokens[-links.window :], self.end - 1)
 
     def drop_before(self, position: int) -> None:
-        """Forget the tokens in front of a position, in constant time a token on average."""
+        """Let the tokens in front of a position count no longer. `forget` frees their memory."""
         self._first = position
-        count = position - self._start
-        if 2 * count >= len(self._tokens):
-            del self._tokens[:count]
-            self._start = position
+
+    def forget(self, count: int) -> int:
+        """Forget at most `count` tokens that no longer count, and return how many there were.
+
+        A pass over all windows at once would hold up the engine's thread for a noticeable time.
+        """
+        end = min(self._first, self._forgotten + count)
+        for position in range(self._forgotten, end):
+            place = position - self._start + 1
             for links in self._links:
-                links.drop(count, position)
+                links.forget(self._tokens[max(0, place - links.window) : place], position)
+        num_forgotten, self._forgotten = end - self._forgotten, end
+        num_unread = end - self._start - WINDOWS[0]  # in front of the windows that are forgotten next
+        if 2 * num_unread >= len(self._tokens):
+            del self._tokens[:num_unread]
+            self._start += num_unread
+            for links in self._links:
+                links.drop(num_unread)
+        return num_forgotten
 
     def draft(
         self, token_ids: Sequence[int], limit: int, limits: SuffixLimits, rest: Sequence[int] = (END,)
@@ -148,7 +167,9 @@ class TokenHistory:
         probability, score = 1.0, 0.0
         while places and len(draft) < limit:
             following = [self._token(place, rest, draft) for place in places]
-            token_id, count = Counter(following).most_common(1)[0]  # of equally frequent ones the latest
+            token_id, count = following[0], following.count(following[0])
+            if count < len(following):
+                token_id, count = Counter(following).most_common(1)[0]  # of equally frequent ones the latest
             probability *= count / len(places)
             if token_id == END or probability < min_probability:
                 break

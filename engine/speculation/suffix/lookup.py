@@ -8,6 +8,7 @@ from baton.engine.speculation.suffix.history import SuffixLimits, TokenHistory
 from baton.engine.speculation.suffix.store import OutputStore
 
 TOKENS_PER_STEP = 1024  # indexed at most for one step, of prompts, and as many of outputs
+MAX_OWN_TOKENS = 1 << 20  # indexed at most of all requests that decode; each takes about 300 bytes
 
 
 @dataclass(slots=True)
@@ -29,12 +30,14 @@ class SuffixLookup:
         self._store = OutputStore(max_cached_requests)
         self._indexed: dict[int, IndexedRequest] = {}  # requests that have not ended, by identity
         self._num_left = TOKENS_PER_STEP  # tokens of requests that may be indexed for the step
+        self._num_own = 0  # tokens in the histories of requests
 
     def begin_step(self) -> None:
         """Store the outputs of requests that have ended, and begin the proposals for another step."""
         self._num_left = TOKENS_PER_STEP
         for each in [each for each in self._indexed.values() if each.request.status is RequestStatus.FINISHED]:
             del self._indexed[id(each.request)]
+            self._num_own -= each.history.end
             self._store.add(each.request.cache_salt, each.request.token_ids[each.request.num_prompt_tokens :])
         self._store.index(TOKENS_PER_STEP)
 
@@ -49,12 +52,14 @@ class SuffixLookup:
         return best.token_ids
 
     def _own(self, request: Request) -> TokenHistory:
-        """Return a request's history, extended to all but its last token as far as the step allows."""
+        """Return a request's history, extended to all but its last token as far as the bounds allow."""
         indexed = self._indexed.get(id(request))
         if indexed is None:
             indexed = self._indexed[id(request)] = IndexedRequest(request)
         history = indexed.history
-        new = request.token_ids[history.end : min(len(request.token_ids) - 1, history.end + self._num_left)]
+        num_left = min(self._num_left, MAX_OWN_TOKENS - self._num_own)
+        new = request.token_ids[history.end : min(len(request.token_ids) - 1, history.end + num_left)]
         self._num_left -= len(new)
+        self._num_own += len(new)
         history.append(new)
         return history

@@ -82,9 +82,6 @@
 {{- fail (printf "kvStores.hostMemoryBytes: %v are in the pods' shared memory, of which %s.shmGi gives %v GiB; raise it" . $name $values.shmGi) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (include "baton.kvStores" .root) (gt (int $values.tensorParallelSize) 1) -}}
-{{- fail (printf "kvStores: stores do not support tensor parallelism yet, and %s.tensorParallelSize is %v; leave them out" $name $values.tensorParallelSize) -}}
-{{- end -}}
 {{- if $values.gpuClaimTemplate -}}
 {{- if eq $v.device "cpu" -}}
 {{- fail (printf "%s.gpuClaimTemplate: device is cpu, so the pods have no GPUs to claim" $name) -}}

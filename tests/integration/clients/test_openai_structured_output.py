@@ -73,6 +73,7 @@ async def test_an_output_that_is_cut_off_says_so(api: openai.AsyncOpenAI) -> Non
         await api.chat.completions.parse(model=MODEL, messages=QUESTION, response_format=Answer, max_tokens=5)
 
 
+@pytest.mark.slow
 async def test_a_json_object(api: openai.AsyncOpenAI) -> None:
     num_complete = 0
     for seed in range(4):

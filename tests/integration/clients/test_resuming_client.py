@@ -16,6 +16,7 @@ from tests.faults.proxy import Proxy
 from tests.integration.router_process import MODEL, router_process, wait_workers
 from tests.integration.together import together
 from tests.integration.worker_process import worker_processes
+from tests.marks import slow_except
 
 MESSAGES = [{"role": "user", "content": "Tell me of a cat and a dog."}]
 CUT_EVERY = 4  # chunks
@@ -104,7 +105,7 @@ async def read_chat(client: AsyncOpenAI, name: str, every: Callable[[], Awaitabl
     return read
 
 
-@pytest.mark.parametrize("name", CHATS)
+@pytest.mark.parametrize("name", slow_except(CHATS, ("greedy", "until it ends")))
 async def test_a_stream_with_losses_equals_an_undisturbed_one(routers: Routers, name: str) -> None:
     num_cuts = 0
 

@@ -2,8 +2,10 @@
 
 import base64
 import io
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,8 +36,11 @@ FLAGS = ("--dtype=float32", "--max-num-batched-tokens=24", "--max-num-seqs=8")
 class Cluster:
     """A router with a prefill worker and two decode workers."""
 
-    def __init__(self, client: httpx.AsyncClient, workers: list[WorkerProcess], oracle: VisionOracle) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, workers: list[WorkerProcess], oracle: VisionOracle, model: Path
+    ) -> None:
         self.client = client
+        self.model = model
         self.workers = workers
         self.oracle = oracle
 
@@ -66,7 +71,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
         flags = (f"--model={model}", "--port=0", f"--workers={addresses}", "--local-prefill-below=0")
         async with router_process(directory, *flags) as router, router.client() as client:
             await wait_workers(client, len(workers))
-            yield Cluster(client, workers, VisionOracle(model))
+            yield Cluster(client, workers, VisionOracle(model), model)
 
 
 def picture(width: int, height: int, seed: int) -> bytes:
@@ -149,6 +154,50 @@ async def test_images_that_do_not_fit_their_tokens_are_refused(cluster: Cluster)
         await generation.ended.wait()
     assert generation.error is not None
     assert "not all of them are the placeholder" in generation.error.message
+
+
+async def test_a_pinned_image_serves_the_chats_that_begin_with_it(cluster: Cluster) -> None:
+    file, other = picture(250, 140, 21), picture(250, 140, 22)
+    prefix = body("Look at this: ", file, " It is the plan of the house, with all of its rooms and doors. ")["messages"]
+    made = await cluster.client.post("/v1/cache/pins", json={"messages": prefix, "id": "plan"})
+    assert made.status_code == 200, made.text
+    assert made.json()["tokens"] >= 48
+    follow_up = [*prefix, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Where is the door?"}]
+    there = {"x-baton-prefill": made.json()["workers"][0]}
+    fixed = {key: value for key, value in body("").items() if key != "messages"}
+    answer = await cluster.client.post(CHAT, json={"messages": follow_up, **fixed}, headers=there)
+    assert int(answer.headers["x-baton-cached-tokens"]) >= made.json()["tokens"]
+    found = answer.json()
+    assert found["choices"][0]["token_ids"] == cluster.expected(found["prompt_token_ids"], file)
+    different = [{"role": "user", "content": [part("Look at this: "), part(other)]}]
+    answer = await cluster.client.post(CHAT, json={"messages": different, **fixed}, headers=there)
+    assert int(answer.headers["x-baton-cached-tokens"]) < 48
+    gone = await cluster.client.delete("/v1/cache/pins/plan")
+    assert gone.json()["deleted"]
+    bad = await cluster.client.post("/v1/cache/pins", json={"messages": body("", b"nothing")["messages"]})
+    assert bad.status_code == 400
+    assert "messages[0].content[1].image_url cannot be decoded" in bad.json()["error"]["message"]
+
+
+@pytest.mark.slow
+async def test_an_image_of_a_file_is_pinned_on_workers_that_come_later(cluster: Cluster, tmp_path: Path) -> None:
+    """A second router has --pin-prefix; the prefill worker that joins then is sent the image, too."""
+    file, model = picture(250, 140, 23), cluster.model
+    messages = body("Look at this: ", file, " It is the plan of the house, with all of its rooms. ")["messages"]
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"messages": messages}))
+    async with worker_processes(model, tmp_path, ("both", *FLAGS), ("both", *FLAGS)) as (first, second):
+        flags = (f"--model={model}", "--port=0", f"--pin-prefix={path}")
+        workers = f"--workers={first.address},{second.address}"
+        async with router_process(tmp_path, *flags, workers) as router, router.client() as client:
+            await wait_workers(client, 2)
+            for worker in (first, second):
+                async for update in worker.updates():
+                    if update.load.num_pins:
+                        break
+                there = {"x-baton-decode": (await worker.describe()).worker_id, "x-baton-plan": "local"}
+                answer = await client.post(CHAT, json={"messages": messages, "max_tokens": 2}, headers=there)
+                assert int(answer.headers["x-baton-cached-tokens"]) >= 48
 
 
 async def test_tokenize_counts_placeholders(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from baton.protos import worker_pb2
 from baton.settings.names import Role
-from tests.adapters import make_adapter
+from tests.adapters import ALL_TARGETS, make_adapter
 from tests.draft_checkpoints import with_noise
 from tests.integration.matrix.checkpoints import MAKERS
 from tests.integration.matrix.directed_router import POLL_S, DirectedRouter, Route, directed_router
@@ -54,7 +54,8 @@ class Cluster:
         self._router_options: dict[str, object] = {"model": str(self.model), **spec.router}
         if spec.router.get("enable_lora"):
             options = {"alora_invocation_tokens": spec.invocation} if spec.invocation else {}
-            targets = ("q_proj", "k_proj", "v_proj", "o_proj")
+            # Those of the experts, too, which an activated adapter cannot change.
+            targets = ALL_TARGETS[:4] if spec.invocation else ALL_TARGETS
             path = make_adapter(self.model, directory / ADAPTER, targets, seed=1, **options)
             self._router_options["lora_modules"] = (f"{ADAPTER}={path}",)
         self._draft = ""

@@ -14,7 +14,9 @@ def refused(reason: str, evidence: str) -> Untested:
     return Untested(Status.REFUSED, reason, evidence)
 
 
-NOT_ADAPTERS = {"EP 2": refused("not with adapters", "enable_lora is not supported with expert_parallel")}
+NOT_ADAPTERS = {
+    "EP 2": refused("not with adapters", "enable_lora is not supported with expert_parallel over several workers")
+}
 NO_EXPERTS = {"EP 2": refused("the model has no experts", "expert_parallel: .* without experts to spread")}
 INT8_SHARDS = Untested(
     Status.NOT_APPLICABLE,

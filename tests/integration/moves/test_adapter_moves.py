@@ -108,6 +108,32 @@ async def test_handovers_and_pulled_kv(
             await each.wait_idle()
 
 
+@pytest.mark.parametrize("flags", [(), (SHARDED, "--expert-parallel=2", "--kv-shards=2")], ids=str)
+async def test_handovers_of_a_mixed_batch_with_adapters_of_experts(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    model = make_checkpoint("qwen3-moe", tmp_path / "model")
+    engine, wanted = lora_engine(model), {}
+    adapters = [make_adapter(model, tmp_path / f"{seed}", [*ALL_TARGETS, "gate"], seed=seed) for seed in range(2)]
+    for place, path in enumerate(adapters):
+        engine.adapters.load(f"{place}", path)
+    for name in (None, "0", "1"):
+        wanted[name] = run(engine, request(str(name), PROMPT, name, SAMPLING))[str(name)]
+    assert len({tuple(each) for each in wanted.values()}) == 3
+    roles = (("prefill", *FLAGS, *flags[2:]), ("decode", *FLAGS, *flags))
+    async with worker_processes(model, tmp_path, *roles) as (prefill, decode), decode_client(decode) as client:
+        known: dict[str | None, worker_pb2.Adapter | None] = {None: None}
+        for name, path in zip(("0", "1"), adapters, strict=True):
+            known[name] = await load(prefill, name, path)
+            assert await load(decode, name, path) == known[name]
+        begun = {
+            name: await client.submit(PROMPT, SAMPLING, await prefill.peer(), adapter=adapter)
+            for name, adapter in known.items()
+        }
+        for name, generation in begun.items():
+            await generation.ended.wait()
+            assert generation.served_by.handed_over_tokens == len(PROMPT)
+            assert generation.token_ids == wanted[name]
+
+
 async def test_a_prefill_worker_with_other_contents_is_not_used(
     tmp_path: Path, model: Path, adapters: list[Path], expected: dict[str | None, list[int]]
 ) -> None:

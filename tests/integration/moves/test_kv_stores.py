@@ -148,10 +148,14 @@ async def test_blocks_with_other_bytes_are_computed(model: Path, disk: Path, tmp
 
 @asynccontextmanager
 async def shared_store(kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """Run a server for blocks, and yield the store's URL."""
+    """Run a server for blocks, and yield the store's URL; `shared`: of a directory that NIXL reads and writes."""
     if kind == "redis":
         async with redis_server(directory) as server:
             yield server.url
+        return
+    if kind == "shared":
+        (directory / "shared").mkdir()
+        yield f"nixl-posix://{directory}/shared"
         return
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -160,7 +164,7 @@ async def shared_store(kind: str, directory: Path, monkeypatch: pytest.MonkeyPat
         yield f"s3://{BUCKET}/kv?endpoint={endpoint}&region=us-east-1"
 
 
-@pytest.mark.parametrize("kind", ["redis", slow_case("s3")])
+@pytest.mark.parametrize("kind", ["redis", slow_case("s3"), slow_case("shared")])
 async def test_two_prefill_workers_and_a_decode_worker_share_a_store(
     kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.sampling.params import SamplingParams
+from baton.protos import worker_pb2, worker_pb2_grpc
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
@@ -65,6 +66,20 @@ async def test_a_chat_goes_on_after_a_restart_with_other_ranks(
             assert dict(again.served_by.stored_tokens) == ({} if num_cached else {"disk": 160})
             assert again.served_by.decode_cached_tokens == num_cached
         await worker.wait_idle()
+
+
+async def test_the_stores_of_all_ranks_are_cleared(tmp_path: Path) -> None:
+    model, disk = make_checkpoint("qwen3", tmp_path / "model"), tmp_path / "kv"
+    disk.mkdir()
+    flags = (*SMALL, "--tensor-parallel=2", f"--kv-disk={disk}")
+    async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
+        await client.generate(PROMPT, GREEDY)
+        async with asyncio.timeout(60):
+            while len(list(disk.glob("baton-kv/*/??/*"))) < 20:  # 10 blocks of two shards
+                await asyncio.sleep(0.05)
+        stub: worker_pb2_grpc.KVCacheAsyncStub = worker_pb2_grpc.KVCacheStub(worker.channel)
+        assert (await stub.Clear(worker_pb2.ClearRequest(tier="disk"))).num_blocks == 10
+        assert list(disk.glob("baton-kv/*/??/*")) == []
 
 
 async def test_two_ranks_prefill_and_hand_over_what_a_server_has(tmp_path: Path) -> None:

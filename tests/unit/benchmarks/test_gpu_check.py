@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -270,6 +271,7 @@ def test_a_recurrent_state_that_is_lost_is_found(
     assert [(finding.case, finding.ok) for finding in record.findings] == expected
 
 
+@pytest.mark.slow
 def test_packed_weights_are_checked_again_in_the_same_directory(setting: Setting) -> None:
     record, gptq = Record(), next(fmt for fmt in packed.formats() if fmt.write is not None)
     for _ in range(2):
@@ -288,10 +290,10 @@ def test_outputs_may_differ_only_at_equally_probable_tokens() -> None:
 
 
 def test_a_stage_that_hangs_or_crashes_is_ended_and_reported(setting: Setting) -> None:
-    hung = run_stage(stage_named("models"), setting, timeout_s=0.2)
+    hung = run_stage(stage_named("models"), setting, 0.2, Event())
     assert not hung["ok"]
     assert hung["error"] == "did not end within 0.2 s"
-    crashed = run_stage(stage_named("ops"), replace(setting, device=torch.device("meta")), timeout_s=60)
+    crashed = run_stage(stage_named("ops"), replace(setting, device=torch.device("meta")), 60, Event())
     assert not crashed["ok"]
     assert crashed["error"] == "ended with 1"
     assert "Traceback" in crashed["log"]

@@ -12,11 +12,12 @@ from torch import Tensor
 from baton.engine.execution import model_runner
 from baton.engine.execution.batch import Batch
 from baton.engine.lora import adaptable
-from baton.engine.lora.adaptable_layer import AdaptableLayer
+from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer
 from baton.engine.lora.base import ModelAdapters
 from baton.engine.lora.config import LoraConfig
+from baton.engine.lora.row_slots import RowSlots
 from baton.engine.lora.segmented import SegmentedAdapters
-from baton.engine.lora.stacked import RowSlots, StackedAdapters
+from baton.engine.lora.stacked import StackedAdapters
 from baton.engine.outputs import SampledToken
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
 from benchmarks.gpu.numerics import kv_stores, lora, speculation
@@ -51,10 +52,10 @@ def test_adapters_of_a_gpu_are_checked(setting: Setting, monkeypatch: pytest.Mon
     config = LoraConfig(True, lora.MAX_LORAS, lora.RANK, 4 * lora.MAX_LORAS)
     is_reference = iter([True, False])
 
-    def adapters(layers: Sequence[AdaptableLayer]) -> ModelAdapters:
+    def adapters(layers: Sequence[AdaptableLayer], mixtures: Sequence[AdaptableExperts]) -> ModelAdapters:
         if next(is_reference):
-            return SegmentedAdapters(layers)
-        made = StackedAdapters(layers, config, torch.float32)
+            return SegmentedAdapters(layers, mixtures)
+        made = StackedAdapters(layers, config, torch.float32, mixtures)
         if is_swapped:
             plan = made.plan
 

@@ -1,5 +1,8 @@
 """`baton cache` against a real HTTP server, and with real stores."""
 
+import fcntl
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,28 @@ def test_clear_shows_what_was_forgotten_or_why_not() -> None:
     refused = with_server({"/reset_prefix_cache": json_reply({"error": {"message": "no admin"}}, 403)}, "clear")
     assert refused.exit_code == 1
     assert "403: no admin" in refused.output
+
+
+def test_old_weights_files_are_shown_and_deleted(tmp_path: Path) -> None:
+    for name, age_days in (("old", 40), ("new", 0), ("read", 50)):
+        path = tmp_path / f"{name}.weights"
+        path.write_bytes(bytes(10_000_000))
+        os.utime(path, (time.time() - age_days * 86400,) * 2)
+    with (tmp_path / "read.weights").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        shown = cache("weights", "--dir", tmp_path, "--unused-days", 30)
+        assert shown.exit_code == 0, shown.output
+        read, old, new, total = shown.output.splitlines()
+        assert read.startswith("read.weights: 0.01 GB, last read ")
+        assert [line.rpartition(", ")[2] for line in (read, old, new)] == ["in use", "unused", "kept"]
+        assert total == f"{tmp_path}: 1 of 3 files, 0.01 GB, would be deleted with --delete"
+        deleted = cache("weights", "--dir", tmp_path, "--unused-days", 30, "--delete")
+    assert "old.weights: 0.01 GB" in deleted.output
+    assert deleted.output.endswith("1 of 3 files, 0.01 GB, deleted\n")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["new.weights", "read.weights"]
+    none = cache("weights", "--dir", tmp_path / "missing")
+    assert none.exit_code == 0
+    assert none.output.endswith("0 of 0 files, 0.00 GB, would be deleted with --delete\n")
 
 
 def test_an_export_is_imported_for_the_workers_that_can_use_it(tmp_path: Path) -> None:

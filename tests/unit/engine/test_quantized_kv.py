@@ -103,7 +103,9 @@ def test_a_preempted_request_gives_the_same_tokens(checkpoints: dict[str, Path],
     assert found == expected
 
 
-@pytest.fixture(params=[("llama3", "int8"), ("qwen3", "fp8"), ("qwen3", "int4")], ids=["int8", "fp8", "int4"])
+@pytest.fixture(
+    params=[slow_case(("llama3", "int8")), slow_case(("qwen3", "fp8")), ("qwen3", "int4")], ids=["int8", "fp8", "int4"]
+)
 def one_and_two_ranks(
     request: pytest.FixtureRequest, checkpoints: dict[str, Path]
 ) -> Iterator[tuple[Path, str, TensorRig]]:

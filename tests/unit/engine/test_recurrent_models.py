@@ -169,7 +169,7 @@ def test_a_prompt_whose_blocks_are_read_fails_if_its_mask_is_late(model: Path) -
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 
-@pytest.mark.parametrize("keeps_blocks", [False, True])
+@pytest.mark.parametrize("keeps_blocks", [False, slow_case(True)])
 def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
     model: Path, oracle: AutoModelForCausalLM, monkeypatch: pytest.MonkeyPatch, keeps_blocks: bool
 ) -> None:
@@ -202,7 +202,8 @@ def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 
-@pytest.mark.parametrize("is_cached", [True, slow_case(False)])
+@pytest.mark.parametrize("is_cached", [True, False])
+@pytest.mark.slow
 def test_steps_that_run_out_of_memory_at_random_change_no_token(
     model: Path, oracle: AutoModelForCausalLM, monkeypatch: pytest.MonkeyPatch, is_cached: bool
 ) -> None:

@@ -70,7 +70,7 @@ def workload(seed: int) -> list[list[Request]]:
 @pytest.mark.parametrize(
     ("architecture", "kv_dtype"),
     [
-        ("gemma3", "auto"),
+        slow_case("gemma3", "auto"),
         ("gemma4", "auto"),
         ("llama4", "int8"),
         slow_case("mistral-window", "auto"),

@@ -128,6 +128,7 @@ def test_same_prompts_are_sent_in_every_run() -> None:
     assert prompts[:3] == prompts[3:]
 
 
+@pytest.mark.slow
 def test_an_open_loop_sends_at_its_rate() -> None:
     model = SlowModel()
     with serving(model.routes) as url:

@@ -123,6 +123,13 @@ def test_a_small_sample_of_a_broken_objective_corrects_by_parts() -> None:
     assert 1.0 < corrected(11, few, 0.5) < 1.3
 
 
+def test_a_breach_that_may_be_chance_corrects_slowly() -> None:
+    """Of 100 samples 5 are beyond the quantile, and it may well be a quarter too high; not so of 10,000."""
+    many = pool(1, latencies=(ReplicaLatency(1000.0, 10_000, 1.25),))
+    assert 1.0 < corrected(20, measured(1.25), 1.0) < 1.1
+    assert corrected(20, many, 1.0) == pytest.approx(1.25, rel=0.01)
+
+
 def test_the_factor_explains_a_wait_near_saturation() -> None:
     """Twice the wait of a queue with a load of 0.9 takes a load of 0.947, and not twice the service time."""
     assert factor_for(lambda factor: 1 / max(1e-9, 1 - 0.9 * factor), 20.0, 0.5, 10.0) == pytest.approx(

@@ -8,7 +8,7 @@ from tests.unit.deployment.autoscaling_snapshots import QUIET, SETTINGS, Planner
 
 
 def test_replicas_kept_as_a_margin_are_named() -> None:
-    seen = snapshot(load=traffic(14.0, window_s=10.0), prefills=pool(5), decodes=pool(3))
+    seen = snapshot(load=traffic(15.0, window_s=10.0), prefills=pool(5), decodes=pool(3))
     decision = Planner().plan_for(310, seen)
     assert (decision.prefill.target, decision.prefill.need) == (5, 4)
     assert decision.prefill.reason.startswith("stays 5, 4 needed and 1 kept as a margin: ")

@@ -120,7 +120,7 @@ def test_hours_of_poisson_arrivals_at_the_boundary_of_a_size(requests_per_s: flo
 
 
 # Close to needing one more replica.
-@pytest.mark.parametrize("requests_per_s", list(map(slow_case, [1.9, 5.2, 9.0, 13.9])))
+@pytest.mark.parametrize("requests_per_s", list(map(slow_case, [3.4, 5.2, 9.0, 13.9])))
 def test_hours_in_which_kv_is_decodes_bottleneck(requests_per_s: float) -> None:
     """Two thirds of the held KV waits for its first token, so decode's need changes with prefill's."""
     steady = Steady(requests_per_s, 2000, 30, 0.8, 60, 0)

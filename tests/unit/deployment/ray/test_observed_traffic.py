@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.snapshot import Traffic
 from baton.deployment.ray.observed_pools import gaps_cv2, merged_traffic
-from baton.membership.registry.router_report import SampleSums
+from baton.membership.registry.router_report import ArrivalCount, SampleSums
 from tests.unit.membership.registry.router_reports import sums, traffic_report
 
 LENGTHS = st.lists(st.lists(st.integers(1, 10_000), max_size=20), min_size=1, max_size=4)
@@ -33,6 +33,16 @@ def test_a_new_router_counts_with_its_own_rate() -> None:
     merged = merged_traffic([traffic_report(600), traffic_report(20, window_s=2.0)])
     assert merged.requests_per_s == 20.0
     assert merged.window_s * merged.requests_per_s == pytest.approx(620)  # only the requests so far
+
+
+def test_recent_arrivals_are_added_up_as_far_as_all_routers_have_them() -> None:
+    old = traffic_report(600, recent=(ArrivalCount(9.5, 95), ArrivalCount(19.5, 195)))
+    new = traffic_report(100, recent=(ArrivalCount(9.0, 90),))
+    (seen,) = merged_traffic([old, new]).recent
+    assert (seen.num_requests, seen.num_requests / seen.window_s) == (185, pytest.approx(20.0))
+    assert merged_traffic([old, traffic_report()]).recent == ()
+    (silent,) = merged_traffic([traffic_report(1, recent=(ArrivalCount(9.5, 0),))]).recent
+    assert (silent.num_requests, silent.window_s) == (0, 9.5)
 
 
 def test_variations_are_weighted_by_rate() -> None:

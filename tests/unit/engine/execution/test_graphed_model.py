@@ -73,7 +73,8 @@ def graphed_model(directory: Path, sizes: list[int]) -> tuple[PagedModel, Recomp
 
 
 @pytest.fixture(
-    scope="module", params=["llama3", "deepseek-v3", slow_case("gemma2"), "gpt-oss", slow_case("mistral-window")]
+    scope="module",
+    params=["llama3", "deepseek-v3", *map(slow_case, ("gemma2", "gpt-oss", "mistral-window"))],
 )
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param) / "model")

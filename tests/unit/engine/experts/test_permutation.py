@@ -33,6 +33,9 @@ def test_compiled_and_torch_versions_agree(seed: int, dtype: torch.dtype, monkey
         assert sum(found.sizes) == len(found.rows) == len(expected.rows)
         assert torch.equal(found.places, expected.places)
         tokens = torch.arange(num_entries) // num_chosen if token_of is None else token_of
+        values = found.of_tokens(torch.arange(num_tokens), padding=-1)
+        assert torch.equal(values[found.places], tokens)
+        assert (values >= 0).sum() == num_entries
         first = 0
         for slot, size in enumerate(found.sizes):
             entries = (slots == slot).nonzero().flatten()

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from baton.engine.layers.linear import Linear
+from baton.engine.layers.linear_source import source_of_tensor
 from baton.engine.layers.mlp import MLP
-from baton.engine.layers.moe import GatedMLP
+from baton.engine.layers.moe import GatedMLP, SharedGate
 
 HIDDEN, INNER = 32, 16
 
@@ -19,7 +20,7 @@ def test_the_gate_scales_each_row_by_itself(dtype: torch.dtype) -> None:
 
     mlp = MLP(Linear(drawn(2 * INNER, HIDDEN).to(dtype)), Linear(drawn(HIDDEN, INNER).to(dtype)))
     gate, x = drawn(1, HIDDEN), drawn(70, HIDDEN).to(dtype)
-    gated = GatedMLP(mlp, gate)
+    gated = GatedMLP(mlp, SharedGate(gate, source_of_tensor("gate", 1, HIDDEN)))
     scales = gated(x) / mlp(x)
     expected = (x.float() @ gate.T).sigmoid().expand_as(x)
     torch.testing.assert_close(scales.float(), expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-4, rtol=0)

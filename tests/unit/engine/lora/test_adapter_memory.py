@@ -11,6 +11,7 @@ import pytest
 from baton.engine.engine import Engine
 from baton.engine.errors import UnknownAdapter
 from baton.engine.loop import EngineLoop
+from baton.engine.lora.memory import AdapterMemory
 from baton.engine.lora.registered import RegisteredAdapter
 from baton.engine.request import Request, RequestStatus
 from tests.adapters import make_adapter
@@ -74,12 +75,43 @@ def test_many_adapters_in_the_memory_of_few(
     assert len(engine.adapters.resident()) == len(engine.adapters.resident_numbers()) == 4
 
 
-def test_the_least_recently_used_adapter_leaves_memory(engine: Engine) -> None:
+def test_the_least_popular_adapter_leaves_memory(engine: Engine) -> None:
     assert engine.adapters.resident() == ["attention", "down"]
-    run(engine, request("1", PROMPT, "attention", SHORT))
-    run(engine, request("2", PROMPT, "all", SHORT))
+    for place, name in enumerate(("attention", "attention", "down", "all")):
+        run(engine, request(f"{place}", PROMPT, name, SHORT))
     assert engine.adapters.resident() == ["all", "attention"]
     assert engine.adapters.load_s > 0
+
+
+def test_older_uses_count_less() -> None:
+    memory = AdapterMemory(2)
+    for number in (1, 2):
+        memory.put(number, 10 * number)
+    for number, count in ((1, 40), (2, 8)):
+        for _ in range(count):
+            assert memory.use(number) == 10 * number
+    assert memory.victim(lambda _: True) == 2
+    for _ in range(40):
+        memory.use(2)
+    assert memory.victim(lambda _: True) == 1
+    assert memory.victim(lambda number: number != 1) == 2
+    memory.forget(2)
+    assert memory.victim(lambda _: True) == 2
+    assert AdapterMemory(1).victim(lambda _: True) is None
+
+
+def test_popular_adapters_are_mostly_in_memory() -> None:
+    memory, hits = AdapterMemory(16), 0
+    names = random.Random(0).choices(range(200), [1 / (1 + place) for place in range(200)], k=4000)
+    for name in names:
+        if name in memory:
+            hits += 1
+        else:
+            if not memory.has_room:
+                memory.remove(memory.victim(lambda _: True) or 0)
+            memory.put(name, name)
+        memory.use(name)
+    assert hits > 0.5 * len(names)  # the 16 most popular ones are 0.57
 
 
 def test_adapters_of_requests_in_the_batch_stay(engine: Engine, adapters: dict[str, Path]) -> None:

@@ -10,7 +10,8 @@ pytest.importorskip("baton.engine.native.products", reason="nothing was compiled
 from baton.engine.engine import Engine
 from baton.engine.layers.weights import panel_weight
 from baton.engine.lora.low_rank import LowRank, LowRankOutput
-from baton.engine.lora.segmented import PanelProduct, PlainProduct, product_of
+from baton.engine.lora.panel_product import PanelProduct, add_all
+from baton.engine.lora.segmented import PlainProduct, product_of
 from baton.engine.native.products import instruction_sets
 from baton.engine.outputs import PositionLogprobs
 from baton.engine.request import Request
@@ -67,6 +68,48 @@ def test_bits_depend_on_the_row_alone() -> None:
         alone = torch.zeros(count, 64, dtype=torch.bfloat16)
         product(x[first : first + count], alone)
         assert torch.equal(alone, together[first : first + count])
+
+
+def odd_matrices(seed: int) -> LowRank:
+    """Matrices of two projections, of which one has columns in two pieces; no size is a whole number of panels."""
+    draw = torch.Generator().manual_seed(seed)
+    a, *b = (torch.randn(shape, generator=draw).bfloat16() for shape in ((20, 70), (37, 18), (50, 18), (5, 2)))
+    columns = (slice(3, 40), slice(45, 95), slice(40, 45))
+    ranks = (slice(0, 18), slice(0, 18), slice(18, 20))
+    return LowRank(a, [LowRankOutput(*each) for each in zip(columns, ranks, b, strict=True)])
+
+
+@pytest.mark.parametrize("instructions", instruction_sets())
+def test_runs_of_several_adapters_are_added_in_one_call(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panel_weight, "product_instructions", lambda: instructions)
+    given = [odd_matrices(seed) for seed in range(3)]
+    products = [PanelProduct(each) for each in given]
+    runs = [(0, 2, 1), (1, 4, 3), (2, 10, 190), (0, 200, 70)]  # adapter, first row, rows
+    x, before = torch.randn(280, 70).bfloat16(), torch.randn(280, 100).bfloat16()
+    expected = before.double()
+    for number, first, count in runs:
+        rows = slice(first, first + count)
+        inner = x[rows].double() @ given[number].a.double().t()
+        for each in given[number].outputs:
+            expected[rows, each.columns] += inner[:, each.ranks] @ each.b.double().t()
+    output = before.clone()
+    add_all([(products[number].products, first, count) for number, first, count in runs], x, output)
+    torch.testing.assert_close(output.double(), expected, atol=0.5, rtol=2**-7)  # of numbers of up to 150
+    for row in (0, 1, 3, 7, 9, 270, 279):
+        assert torch.equal(output[row], before[row])
+    for number, first, count in runs:
+        alone = before[first : first + count].clone()
+        products[number](x[first : first + count], alone)
+        assert torch.equal(alone, output[first : first + count])
+
+
+@pytest.mark.usefixtures("own_products")
+def test_products_of_another_layer_are_refused() -> None:
+    product = PanelProduct(odd_matrices(0))
+    for num_inputs, num_columns in ((72, 100), (70, 94)):
+        x, output = torch.zeros(1, num_inputs).bfloat16(), torch.zeros(1, num_columns).bfloat16()
+        with pytest.raises(ValueError, match="of this layer"):
+            product(x, output)
 
 
 @pytest.mark.usefixtures("own_products")

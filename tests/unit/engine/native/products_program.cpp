@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "products/low_rank.hpp"
 #include "products/panels.hpp"
 #include "products/work.hpp"
 
@@ -179,6 +180,46 @@ bool agrees(const ProductFunctions& functions, std::size_t num_rows, std::size_t
     return holds;
 }
 
+// Compares an adapter's products of low rank with sums in double precision. They change all rows but the first one, and all
+// columns but two.
+bool agrees_in_low_rank(const ProductFunctions& functions, std::size_t num_rows, std::size_t num_columns,
+                        std::size_t num_inputs, std::mt19937& random) {
+    const std::size_t rank = 2 * (random() % 20 + 1), stride = num_columns + 2;
+    const Halves16 rows = numbers((num_rows + 1) * num_inputs, random), a = numbers(rank * num_inputs, random);
+    const Halves16 b = numbers(num_columns * rank, random), result = numbers((num_rows + 1) * stride, random);
+    const Halves16 panels_of_a = packed(a.get(), rank, num_inputs), panels_of_b = packed(b.get(), num_columns, rank);
+    const Halves16 before(new std::uint16_t[(num_rows + 1) * stride]);
+    std::memcpy(before.get(), result.get(), (num_rows + 1) * stride * sizeof(std::uint16_t));
+    const std::vector<LowRankPart> parts{
+        {{reinterpret_cast<const Unit*>(panels_of_a.get()), rank, num_inputs, 2, nullptr, nullptr},
+         {{{reinterpret_cast<const Unit*>(panels_of_b.get()), num_columns, rank, 2, nullptr, nullptr}, 1}}}};
+    LowRankWork work(functions, {{&parts, 1, num_rows}}, rows.get(), result.get(), stride);
+    std::thread other([&] { work.work(); });
+    work.work();
+    other.join();
+    bool holds = true;
+    for (std::size_t row = 0; row <= num_rows; ++row) {
+        for (std::size_t column = 0; column < stride; ++column) {
+            const std::size_t at = row * stride + column;
+            if (row == 0 || column == 0 || column > num_columns) {
+                holds &= result[at] == before[at];
+                continue;
+            }
+            double expected = widened(before[at]), size = 1;
+            for (std::size_t k = 0; k < rank; ++k) {
+                double inner = 0;
+                for (std::size_t i = 0; i < num_inputs; ++i) {
+                    inner += static_cast<double>(widened(rows[row * num_inputs + i])) * widened(a[k * num_inputs + i]);
+                }
+                expected += inner * widened(b[(column - 1) * rank + k]);
+                size += std::fabs(inner);
+            }
+            holds &= std::fabs(widened(result[at]) - expected) <= 0.01 * size;
+        }
+    }
+    return holds;
+}
+
 // Compares many shapes.
 bool agrees_in_all(const ProductFunctions& functions, std::mt19937& random) {
     for (std::size_t num_rows = 1; num_rows < 150; num_rows += 1 + num_rows / 3) {
@@ -187,6 +228,7 @@ bool agrees_in_all(const ProductFunctions& functions, std::mt19937& random) {
             if (!agrees(functions, num_rows, width, num_inputs, false, random) ||
                 !agrees(functions, num_rows, 2 * kColumns * (width % 3 + 1), num_inputs, true, random) ||
                 !agrees_in_bytes(functions, num_rows, width, 2 * num_inputs, random) ||
+                !agrees_in_low_rank(functions, num_rows, width, num_inputs, random) ||
                 !agrees_in_floats(functions, num_rows, width, num_inputs - 1, random)) {
                 std::printf("%s: wrong at %zu, %zu, %zu\n", functions.name, num_rows, width, num_inputs);
                 return false;

@@ -29,6 +29,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3-moe", tmp_path_factory.mktemp("mixture") / "model")
+
+
+@pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("weights")
 
@@ -71,3 +76,20 @@ def test_adapters_change_outputs_as_without(model: Path, directory: Path, tmp_pa
     expected = of_engine()
     assert expected["plain"] != expected["adapted"]
     assert of_engine(**offloaded(directory)) == expected
+
+
+@pytest.mark.slow
+def test_adapters_of_experts_that_are_not_all_in_memory(mixture: Path, directory: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(mixture, tmp_path / "adapter", ["gate_proj", "down_proj", "q_proj"], seed=1)
+
+    def of_engine(**options: Any) -> Any:
+        with running(config_of(mixture, enable_lora=True, **options)) as engine:
+            engine.adapters.load("a", adapter)
+            found = outputs(engine, [request("plain", SHARED), request("adapted", SHARED, "a")])
+            return found, engine.stats().offload.num_expert_misses
+
+    expected, _ = of_engine()
+    assert expected["plain"] != expected["adapted"]
+    found, num_misses = of_engine(**offloaded(directory) | {"expert_cache_bytes": 120_000})
+    assert found == expected
+    assert num_misses > 0

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.layers.experts import AdaptedRows
+from baton.engine.lora.segmented_experts import SegmentedExpertAddends
 from baton.engine.offload.address_space import PAGE
 from baton.engine.offload.cached_experts import CachedExperts
 from baton.engine.offload.counters import OffloadCounters
@@ -152,18 +154,19 @@ def test_random_uses_drop_the_experts_of_the_lowest_scores() -> None:
 
 
 class RowProducts:
-    """Adds each expert's weight to its rows; counts which experts were computed at once."""
+    """Adds each expert's weight and the rows' adapters to its rows; counts which experts were computed at once."""
 
     def __init__(self, rig: FileRig, layer: int) -> None:
         self.rig = rig
         self.layer = layer
         self.calls: Counter[tuple[int, ...]] = Counter()
 
-    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, sizes: Sequence[int] | Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         assert not isinstance(sizes, Tensor)
         self.calls[tuple(expert for expert, size in enumerate(sizes) if size)] += 1
         weights = [self.rig.weights[self.layer, expert][0, 0].expand(size) for expert, size in enumerate(sizes)]
-        return rows + torch.cat(weights)[:, None]
+        adapters = 0 if adapted is None else adapted.adapters[:, None]
+        return rows + torch.cat(weights)[:, None] + adapters
 
 
 def test_rows_are_those_of_all_experts_at_once(rig: FileRig) -> None:
@@ -174,5 +177,9 @@ def test_rows_are_those_of_all_experts_at_once(rig: FileRig) -> None:
     numbers = torch.cat([torch.full((size,), 101 + expert) for expert, size in enumerate(sizes)])
     for _ in range(2):
         assert torch.equal(experts(rows, sizes), rows + numbers[:, None])
+    adapters = torch.arange(12) * 1000
+    adapted = AdaptedRows(adapters, SegmentedExpertAddends([], range(0)))
+    few = CachedExperts(products, cache_of(rig, 3), layer=1)
+    assert torch.equal(few(rows, sizes, adapted), rows + numbers[:, None] + adapters[:, None])
     assert (0, 2, 3) in products.calls
     assert torch.equal(experts(rows[:2], [0, 0, 0, 0, 0, 2, 0, 0]), rows[:2] + 106)

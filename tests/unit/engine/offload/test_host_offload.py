@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from baton.engine.engine import Engine
@@ -65,6 +66,25 @@ def test_outputs_are_those_of_weights_in_memory(family: str, sizes: dict[str, in
     with running(config_of(model, weights_memory_bytes=least, **HOST)) as engine:
         assert [outputs(engine, requests()) for _ in range(2)] == expected
         assert engine.stats().offload.num_read_bytes > 0
+
+
+def test_no_page_stays_locked_if_the_rest_of_a_load_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_checkpoint("llama3", tmp_path / "model", **WIDE)
+    config = config_of(directory, weights_memory_bytes=least_memory(config_of(directory, **HOST)), **HOST)
+    made: list[CountedCopies] = []
+
+    def copies(*_: object) -> CountedCopies:
+        made.append(CountedCopies())
+        return made[0]
+
+    def fail(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        assert made[0].pinned
+        raise MemoryError
+
+    monkeypatch.setattr("baton.engine.offload.factory.CudaCopies", copies)
+    with pytest.raises(MemoryError):
+        Engine(config, allocate_pool=fail)
+    assert not made[0].pinned
 
 
 def test_layers_share_two_buffers_and_pin_their_own_pages(tmp_path: Path) -> None:

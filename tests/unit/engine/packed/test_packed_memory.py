@@ -8,7 +8,6 @@ import pytest
 
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from tests.checkpoints import make_checkpoint
-from tests.marks import slow_case
 from tests.unit.engine.packed import compressed_writer
 from tests.unit.engine.packed.gguf_writer import Type, write_gguf
 from tests.unit.engine.packed.packed_writer import FORMATS, write_packed
@@ -28,8 +27,9 @@ def peak_over_files(small: Path, large: Path) -> float:
     return (highest - before) * 1024 / files
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize("fmt", [slow_case("gptq"), slow_case("awq"), "w4a16-asym"])
+@pytest.mark.parametrize("fmt", ["gptq", "awq", "w4a16-asym"])
 def test_no_full_precision_copy_is_made(fmt: str, tmp_path: Path) -> None:
     formats = FORMATS | compressed_writer.FORMATS
     models = []

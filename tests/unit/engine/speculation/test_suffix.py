@@ -11,6 +11,7 @@ import pytest
 from baton.engine.request import Request, RequestId, RequestStatus
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.speculation.suffix import history as suffix_history
+from baton.engine.speculation.suffix import lookup as suffix_lookup
 from baton.engine.speculation.suffix import store as suffix_store
 from baton.engine.speculation.suffix.history import END, MAX_LENGTHS, WINDOWS, SuffixLimits, TokenHistory
 from baton.engine.speculation.suffix.lookup import TOKENS_PER_STEP, SuffixLookup
@@ -150,6 +151,48 @@ def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = OutputStore(0)
     nothing.add("", [1, 2, 3])
     assert nothing.index(10) == 0
+
+
+def test_outputs_that_leave_are_forgotten_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix_store, "MAX_TOKENS", 2000)
+    counts: list[int] = []
+    forget = suffix_history.TokenHistory.forget
+
+    def counted(history: TokenHistory, count: int) -> int:
+        counts[-1] += (num_forgotten := forget(history, count))
+        return num_forgotten
+
+    monkeypatch.setattr(suffix_history.TokenHistory, "forget", counted)
+    rng = random.Random(4)
+    store = OutputStore(1000)
+    num_added = 0
+    for _ in range(400):
+        if rng.random() < 0.3:
+            output = [rng.randrange(1000) for _ in range(rng.randint(1, 300))]
+            store.add("ab"[rng.random() < 0.2], output)
+            num_added += len(output) + 1
+        counts.append(0)
+        store.index(100)
+        assert counts[-1] <= 100
+    counts.append(0)
+    while store.index(100):
+        counts.append(0)
+    for _ in range(100):
+        store.index(100)
+    assert num_added > 10_000
+    found = [history for salt in "ab" if (history := store.history(salt))]
+    assert sum(len(links._latest) for history in found for links in history._links) <= 2 * store.num_tokens
+    assert sum(len(history._tokens) for history in found) <= 2 * store.num_tokens + 100
+
+
+def test_tokens_that_are_indexed_of_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix_lookup, "MAX_OWN_TOKENS", 10)
+    lookup = SuffixLookup(LIMITS, 10)
+    first, second = make_request([1, 2, 3, 4, 1, 2, 3, 4, 1, 2]), make_request([5, 6, 7, 5, 6])
+    assert lookup.propose(first, 3) == [3, 4, 1]
+    assert lookup.propose(second, 3) == (), "one of its tokens is indexed"
+    ended(lookup, first)
+    assert lookup.propose(second, 3) == [7, 5]
 
 
 def test_an_output_that_is_partly_indexed_is_not_replaced() -> None:

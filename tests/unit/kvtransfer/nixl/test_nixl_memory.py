@@ -22,6 +22,7 @@ from baton.kvtransfer.nixl.gpu_memory import MemoryPlace, gpu_number, has_ucx_cu
 from baton.kvtransfer.nixl.read import Region
 from baton.kvtransfer.nixl.transport import NAME, Endpoint, NixlBackend
 from baton.kvtransfer.transport import Transport
+from tests.marks import slow_case
 from tests.unit.kvtransfer.kv_peers import HOST, ProcessPeer
 from tests.unit.kvtransfer.read_rig import PATIENCE_S, SHAPE
 
@@ -51,7 +52,7 @@ async def test_one_sided_reads_are_detected_while_the_peer_is_idle() -> None:
         peer.kill()
 
 
-@pytest.mark.parametrize("one_sided_only", [True, False])
+@pytest.mark.parametrize("one_sided_only", [True, slow_case(False)])
 async def test_reads_staged_by_ucx_are_refused_or_named(one_sided_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     peer = await ProcessPeer.start("nixl_emulated", PoolIdentity(uuid.uuid4().hex, "model"), SHAPE, 1)

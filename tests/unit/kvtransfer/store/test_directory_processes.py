@@ -29,8 +29,8 @@ LARGE = 4 << 20  # of which most of the time is the writing
 TIMEOUT_S = 120
 
 
-def start(root: Path, capacity: int, block_bytes: int, seed: int, writes: int = 0) -> Popen[str]:
-    arguments = [str(each) for each in (root, capacity, block_bytes, seed, writes)]
+def start(root: Path, capacity: int, block_bytes: int, seed: int, writes: int = 0, plugin: str = "") -> Popen[str]:
+    arguments = [str(each) for each in (root, capacity, block_bytes, seed, writes, plugin)]
     return Popen([sys.executable, "-m", writer.__name__, *arguments], stdout=PIPE, text=True, cwd=REPOSITORY)
 
 

@@ -9,7 +9,7 @@ import pytest
 from baton.extras import MissingExtra
 from baton.kvtransfer.store import factory
 from baton.kvtransfer.store.directory import DirectoryStore
-from baton.kvtransfer.store.factory import open_host_store, open_store
+from baton.kvtransfer.store.factory import open_host_store, open_source, open_store
 from baton.kvtransfer.store.redis_store import RedisStore
 from baton.kvtransfer.store.s3_store import S3Store
 from baton.kvtransfer.store.sealed import SealedStore
@@ -69,6 +69,8 @@ def test_servers_are_not_contacted_yet() -> None:
         ("s3://id:topsecret@bucket", "credentials of S3 belong into the environment"),
         ("s3://bucket?secret=x", "secret is unknown in an s3:// URL; known are endpoint, region"),
         ("s3://bucket?region=", "region is empty"),
+        ("nixl-posix://host/path", "a nixl-posix:// URL is nixl-posix:///PATH"),
+        ("nixl-obj://id:topsecret@bucket", "credentials of S3 belong into the environment"),
         ("s3://bucket?endpoint=host:1", r"the endpoint in an s3:// URL is http://HOST\[:PORT\]"),
     ],
 )
@@ -101,6 +103,16 @@ def test_missing_packages_are_named_with_their_extra(tmp_path: Path, monkeypatch
     with pytest.raises(MissingExtra, match=r'with a key file needs cryptography, .* "baton-serve\[encryption\]"'):
         open_store(str(tmp_path), NAMESPACE, CAPACITY, key_file=tmp_path / "key")
     open_store(str(tmp_path), NAMESPACE, CAPACITY)
+
+
+def test_stores_behind_nixl_name_what_they_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreUnavailable, match=r"OBJ plugin does not start here: .*libcuobjclient\.so\.1"):
+        open_store("nixl-obj://bucket/prefix?region=a", NAMESPACE, CAPACITY)
+    with pytest.raises(OptionError, match="name the same bucket as s3://"):
+        open_source("nixl-obj://bucket/prefix")
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    with pytest.raises(MissingExtra, match=r'a KV store of NIXL needs nixl, .* "baton-serve\[nixl\]"'):
+        open_store(f"nixl-posix://{tmp_path}", NAMESPACE, CAPACITY)
 
 
 @pytest.fixture

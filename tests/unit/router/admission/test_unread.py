@@ -15,7 +15,7 @@ from tests.marks import slow_except
 from tests.unit.router.rigs.running_router import DEADLINE_S, RunningRouter, running_router, until
 from tests.unit.router.rigs.scripted_worker import ScriptedWorker
 
-USUAL = (Path.PLAIN, Path.WHOLE, Path.GRPC)
+USUAL = (Path.PLAIN, Path.GRPC)
 ALL_PATHS = pytest.mark.parametrize("path", slow_except(Path, USUAL), ids=[path.value for path in Path])
 STREAMS = pytest.mark.parametrize("path", [Path.PLAIN, Path.GRPC], ids=["http", "grpc"])
 NUM_TOKENS = 8

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.deployment.ray.observed_pools import gaps_cv2
-from baton.membership.registry.router_report import SampleSums
+from baton.membership.registry.router_report import ArrivalCount, SampleSums
 from baton.router.metrics.traffic import Arrivals, SlidingWindow
 from tests.unit.router.rigs.admission_rig import Rig, overloaded, settle
 
@@ -42,6 +42,18 @@ def test_the_window_forgets_exactly_what_is_old(events: list[tuple[float, int]],
     assert arrivals.gaps_s.total == pytest.approx(sum(gaps), abs=1e-6)
     assert arrivals.gaps_s.squares == pytest.approx(sum(gap * gap for gap in gaps), abs=1e-6)
     assert arrivals.window_s == pytest.approx(max(1.0, clock() - max(began_s, first)))
+    for part in arrivals.recent:
+        assert part.window_s < arrivals.window_s
+        assert part.num_requests == sum(num for at_s, _, num in came if at_s >= clock() - part.window_s - 1e-6)
+
+
+def test_recent_arrivals_are_counted_once_the_window_is_longer() -> None:
+    clock = Clock()
+    arrivals = Arrivals(WINDOW_S, clock)
+    for _ in range(30):
+        clock.now_s += 1.0
+        arrivals.add(2)
+    assert arrivals.recent == (ArrivalCount(9.5, 20), ArrivalCount(19.5, 40))
 
 
 @given(st.lists(st.floats(0, 30), max_size=100), st.integers(1, 7), st.floats(0.1, 20))

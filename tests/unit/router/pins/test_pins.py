@@ -1,17 +1,21 @@
 """Pins through the real router and simulated workers, whose blocks and schedulers are real."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton.deployment.local.ports import free_ports
 from baton.router.config import RouterConfig
 from baton.router.pins.placement import Placement
 from baton.settings.values import OptionError
+from baton.simulation.workers.app import simulated_workers
+from baton.simulation.workers.worker_config import SimulatedWorkerConfig
 from tests.unit.router.api_keys import TestKeys, bearer
-from tests.unit.router.pins.pins_rig import PINS, PREFIX, complete, headers_of, held, pin, pins, serving, until
+from tests.unit.router.pins.pins_rig import PINS, PREFIX, SPEC, complete, headers_of, held, pin, pins, serving, until
 from tests.unit.router.rigs.running_router import running_router, wait_workers
 
 
@@ -212,11 +216,67 @@ async def test_the_router_is_ready_once_its_prefixes_are_held(tmp_path: Path, mo
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
+async def test_a_ready_router_stays_ready_while_a_later_worker_computes_the_prefixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_place, place_at = asyncio.Event(), Placement.place_at
+    may_place.set()
+
+    async def place_later(self: Placement, *args: Any) -> None:
+        await may_place.wait()
+        await place_at(self, *args)
+
+    monkeypatch.setattr(Placement, "place_at", place_later)
+    file = tmp_path / "system.txt"
+    file.write_text("You answer in verse. " * 40)
+    [port] = free_ports("127.0.0.1", 1)
+    first, second = (
+        SimulatedWorkerConfig(worker_id=name, role="both", model="bundled_model", spec=SPEC, port=port)
+        for name, port in (("first", 0), ("second", port))
+    )
+    async with simulated_workers([first]) as (worker,):
+        addresses = (worker.address, f"127.0.0.1:{port}")
+        async with running_router(workers=addresses, pin_prefix=(str(file),)) as router:
+
+            async def is_ready() -> bool:
+                return (await router.http.get("/ready")).status_code == 200
+
+            await until(is_ready)
+            may_place.clear()
+            async with simulated_workers([second]) as (later,):
+                await wait_workers(router.http, 2)
+                assert await is_ready()
+                assert held(later) == 0
+                may_place.set()
+
+                async def is_held() -> bool:
+                    return held(later) > 0
+
+                await until(is_held)
+
+
 async def test_prefix_files_that_cannot_be_pinned_stop_the_router(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "long").write_text("word " * 100_000)
-    for name, text in (("none", "No such file"), ("empty", "is empty"), ("binary", "not UTF-8"), ("long", "context")):
+    (tmp_path / "text.json").write_text("You are")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "timed.json").write_text('{"prompt": "You are", "ttl_seconds": 60}')
+    (tmp_path / "both.json").write_text('{"prompt": "You are", "messages": [{"role": "system", "content": "You"}]}')
+    url = "data:image/png;base64,aaaa"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    (tmp_path / "image.json").write_text(json.dumps({"messages": [{"role": "user", "content": content}]}))
+    for name, text in (
+        ("none", "No such file"),
+        ("empty", "is empty"),
+        ("binary", "not UTF-8"),
+        ("long", "context"),
+        ("text.json", "unexpected character"),
+        ("list.json", "the file: Input should be"),
+        ("timed.json", "ttl_seconds is not used here; the file may have add_special_tokens, chat_template_kwargs, "),
+        ("both.json", "prompt and messages must not both be given"),
+        ("image.json", "is an image, but the model bundled_model takes no images"),
+    ):
         with pytest.raises(OptionError, match=rf"pin_prefix: .*{text}"):
             async with running_router(pin_prefix=(str(tmp_path / name),)):
                 pass

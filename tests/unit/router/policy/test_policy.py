@@ -84,6 +84,19 @@ def test_colocated_workers_decode_while_their_prompts_leave_room() -> None:
     assert names(COST(request(2000), cluster(decode, idle))) == ("d", "b", None)  # nothing is promised
 
 
+def test_colocated_workers_decode_if_prompts_slow_the_decode_workers_as_much() -> None:
+    """Both compute prompts for a third of their time. The decode worker's steps leave room, its prompts do not."""
+    promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
+    decode = worker("d", requests=60, max_num_seqs=99)  # 16 ms of the 20
+    shared = replace(both("b", requests=30), prompt_share=0.3)  # 13 ms, and 19 ms with the prompts
+    slowed = replace(decode, prompt_share=0.3)  # 23 ms with them
+    assert names(promised(request(2000), cluster(slowed, shared)))[0] == "b"
+    assert names(promised(request(2000), cluster(decode, shared)))[0] == "d"
+    assert names(promised(request(2000), cluster(slowed, replace(shared, num_requests=50))))[0] == "d"
+    assert names(promised(request(2000), cluster(slowed, replace(shared, num_free_blocks=90))))[0] == "d"
+    assert names(promised(request(2000), cluster(slowed, worker("e", requests=60, max_num_seqs=99), shared)))[0] == "e"
+
+
 def test_colocated_workers_decode_if_the_kv_of_decode_workers_is_nearly_full() -> None:
     nearly, fresh = worker("d", requests=20, free=90), replace(request(100), reuse_share=0.0)
     assert names(COST(fresh, cluster(nearly, both("b", requests=3, queued=4000))))[0] == "b"

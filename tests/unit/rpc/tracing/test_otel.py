@@ -12,6 +12,7 @@ from baton.rpc.tracing.context import TraceContext, new_span_id, new_trace_id
 from baton.rpc.tracing.factory import open_tracer
 from baton.rpc.tracing.span import MAX_EVENTS, MAX_SPANS, SpanKind, SpanRecorder
 from baton.settings.values import OptionError
+from tests.marks import each_value
 from tests.otlp_collector import grpc_collector, http_collector, silent_collector
 
 EXPORT_S = 9.0  # less than the time after which an exporter gives up; nothing may wait for it
@@ -72,6 +73,7 @@ def test_a_share_of_traces_is_sampled_and_parents_decide_for_their_children() ->
         assert tracer.is_sampled(parent.trace_id, parent) is is_sampled
 
 
+@each_value
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
 @pytest.mark.parametrize("is_silent", [True, False])
 async def test_a_collector_that_hangs_or_is_down_delays_nothing(scheme: str, is_silent: bool) -> None:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from baton.worker.kv.tier_price import GRACE_S, PROBE_S, UNKNOWN_S, FetchSpeed, is_slow
+from baton.worker.kv.tier_price import (
+    GRACE_S,
+    LONGEST_LOOKUP_S,
+    PROBE_S,
+    UNKNOWN_LOOKUP_S,
+    UNKNOWN_S,
+    FetchSpeed,
+    is_slow,
+    lookup_patience_s,
+)
 
 
 def test_an_unknown_store_is_tried_and_a_slow_one_left_until_the_next_probe() -> None:
@@ -14,6 +23,12 @@ def test_an_unknown_store_is_tried_and_a_slow_one_left_until_the_next_probe() ->
     assert not speed.pays(11, compute_s=1.4, now_s=2.0)
     assert speed.pays(11, compute_s=0, now_s=2.0)  # nothing is known of computing
     assert speed.pays(11, compute_s=1.4, now_s=1.0 + PROBE_S + 0.1)
+
+
+def test_a_lookup_takes_at_most_a_tenth_of_the_time_to_compute() -> None:
+    assert lookup_patience_s(2.0) == pytest.approx(0.2)
+    assert lookup_patience_s(1000.0) == LONGEST_LOOKUP_S
+    assert lookup_patience_s(0.0) == UNKNOWN_LOOKUP_S  # not known
 
 
 def test_speeds_follow_the_newest_fetches() -> None:

@@ -18,6 +18,7 @@ from baton.kvtransfer.block_slice import PartGroup
 from baton.kvtransfer.checksum.block_checksum import block_checksums
 from baton.kvtransfer.errors import ChecksumMismatch, PeerLost, PeerRefused, TransferDeadline, TransferError
 from baton.kvtransfer.in_memory import InMemoryNetwork, InMemoryTransport
+from baton.kvtransfer.store.store import StoreUnavailable
 from baton.protos import rank_pb2, rank_pb2_grpc
 from baton.rpc.pool_description import pool_to_proto
 from baton.worker.kv.rank_stores import RankStores
@@ -347,6 +348,17 @@ async def test_a_rank_saves_and_fetches_its_shards(tmp_path: Path) -> None:
         fetch = it.follower.fetch_stored([0, 0, 0], [KEYS[0], KEYS[1], KEYS[2]], [1, 2, 3])
         await fetch.ended  # the second is missing
         assert fetch.num_read == 1
+
+
+async def test_a_rank_clears_its_store(tmp_path: Path) -> None:
+    async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
+        await saved(it)
+        assert await it.follower.clear_stored(0) == 4  # two shards of two blocks
+        assert it.store.blocks == {}
+        it.store.clear_error = StoreUnavailable("the disk has caught fire")
+        with pytest.raises(StoreUnavailable, match="rank 1: the disk has caught fire"):
+            await it.follower.clear_stored(0)
+        assert it.lost == []
 
 
 async def test_a_cleared_fetch_writes_no_more(tmp_path: Path) -> None:

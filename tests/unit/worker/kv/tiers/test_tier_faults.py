@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.engine.engine import Engine
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.kvtransfer.errors import PeerLost
 from baton.kvtransfer.store.pool_blocks import PoolBlocks
 from baton.kvtransfer.store.store import Key, StoreUnavailable
+from baton.rpc.status import Unavailable
 from baton.worker.kv.block_saver import PAUSE_S
 from baton.worker.kv.storing_rank import RankFetch, RankSave
 from baton.worker.kv.tier import Tier
@@ -87,6 +89,42 @@ async def test_a_lookup_that_hangs_is_given_up(
         while rig.tiers[0].late:
             await asyncio.sleep(0.01)
     assert other.num_lookups == 1
+    await rig.close()
+
+
+@pytest.mark.parametrize(("rate", "is_waited_for"), [(1.0, True), (1e9, False)], ids=["saves much", "saves little"])
+async def test_a_slow_lookup_is_waited_for_if_it_may_save_enough(
+    model: Path,
+    filled: tuple[DictStore, list[int]],
+    rate: float,
+    is_waited_for: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of windows and states in S3, which take several round trips."""
+    monkeypatch.setattr("baton.worker.kv.tiers.LOOKUP_S", 0.01)
+    monkeypatch.setattr("baton.worker.kv.tier_price.LONGEST_LOOKUP_S", 30.0)
+    monkeypatch.setattr(Engine, "prefill_tokens_per_s", property(lambda _: rate))
+    store, tokens = filled
+    rig = Rig(model, store)
+    store.lookups_hang = threading.Event()
+    generating = asyncio.create_task(rig.generate(PROMPT))
+    async with asyncio.timeout(10):
+        while not (store.num_lookups if is_waited_for else rig.tiers[0].late):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)  # more than LOOKUP_S
+    store.lookups_hang.set()
+    assert await generating == tokens
+    assert rig.received == ([160] if is_waited_for else [])
+    async with asyncio.timeout(10):
+        while rig.tiers[0].late:
+            await asyncio.sleep(0.01)
+    store.lookups_hang.clear()
+    again = asyncio.create_task(rig.generate(PROMPT))  # from the pool: nothing to save
+    async with asyncio.timeout(10):
+        while not rig.tiers[0].late:
+            await asyncio.sleep(0.01)
+    assert await again == tokens
+    store.lookups_hang.set()
     await rig.close()
 
 
@@ -184,6 +222,9 @@ class LostRank:
             time.sleep(0.01)
         raise PeerLost("gone")
 
+    async def clear_stored(self, tier: int) -> int:
+        raise PeerLost("gone")
+
     def save_stored(self, blocks: Sequence[int]) -> RankSave:
         raise PeerLost("gone")
 
@@ -195,4 +236,6 @@ async def test_no_block_is_used_that_a_lost_rank_lacks(model: Path, filled: tupl
     rig.stores._followers = [LostRank(store)]
     assert await rig.generate(PROMPT) == tokens
     assert rig.received == [0]
+    with pytest.raises(Unavailable, match="the host tier was not cleared: gone"):
+        await rig.stores.clear("host")
     await rig.close()

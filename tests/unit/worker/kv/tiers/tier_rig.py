@@ -47,6 +47,7 @@ class DictStore:
         self.hangs_at: dict[Key, threading.Event] = {}
         self.fails_at: set[Key] = set()
         self.lookups_hang: threading.Event | None = None
+        self.clear_error: Exception | None = None
         self.lookup_error: Exception | None = None
 
     def count(self, keys: Sequence[Key]) -> int:
@@ -83,6 +84,8 @@ class DictStore:
         return len(block)
 
     def clear(self) -> int:
+        if self.clear_error is not None:
+            raise self.clear_error
         num_blocks = len(self.blocks)
         self.blocks.clear()
         return num_blocks

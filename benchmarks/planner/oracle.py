@@ -1,0 +1,58 @@
+"""A bound for every planner: the sizes that suffice if the rate of each moment is known, and replicas start at once."""
+
+from statistics import mean
+
+from baton.deployment.autoscaling.budget import Budget
+from baton.deployment.autoscaling.by_pool import ByPool
+from baton.deployment.autoscaling.moments import Moments
+from baton.deployment.autoscaling.prediction.pools_model import PoolsModel
+from baton.deployment.autoscaling.prompt_split import SHARES
+from baton.deployment.autoscaling.settings import SLO, ScalingSettings
+from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolSnapshot, PoolsSnapshot, PrefillSnapshot, Traffic
+from baton.simulation.engine.spec import WorkerSpec
+from benchmarks.planner.traffic import Lengths, Workload
+
+NUM_MOMENTS = 240  # at which the rate is looked up
+ONE = PoolSnapshot(num_ready=1)
+
+
+def oracle_gpus(workload: Workload, spec: WorkerSpec, slo: SLO, budget_gpus: int) -> float:
+    """Return the average number of GPUs that the planner's own model needs for the SLO, without margin or delay."""
+    settings = ScalingSettings(budget_gpus=budget_gpus, slo=slo)
+    step_s = workload.seconds / NUM_MOMENTS
+    rates = [workload.rate((place + 0.5) * step_s) for place in range(NUM_MOMENTS)]
+    return mean(_fewest_gpus(_snapshot(workload, spec, rate), settings) for rate in rates)
+
+
+def _fewest_gpus(snapshot: PoolsSnapshot, settings: ScalingSettings) -> int:
+    """Return the GPUs of the best share of prompts that decode workers compute."""
+    budget, rate = Budget(settings.budget_gpus, settings.limits), snapshot.traffic.requests_per_s
+    models = [PoolsModel.of(snapshot, settings, ByPool(1.0, 1.0), share) for share in SHARES]
+    return min(budget.cost(model.sizes(rate, budget)) for model in models)
+
+
+def _snapshot(workload: Workload, spec: WorkerSpec, rate: float) -> PoolsSnapshot:
+    prompts = _moments(workload.prompt)
+    return PoolsSnapshot(
+        now_s=0.0,
+        traffic=Traffic(
+            requests_per_s=rate, prompt_tokens=prompts, uncached_tokens=prompts, output_tokens=_moments(workload.output)
+        ),
+        prefill=PrefillSnapshot(
+            pool=ONE,
+            tokens_per_s=spec.prefill_tokens_per_s,
+            step_s=spec.step_s,
+            max_step_tokens=spec.max_num_batched_tokens,
+        ),
+        decode=DecodeSnapshot(
+            pool=ONE,
+            step_s=spec.step_s + spec.sequence_s,
+            sequence_s=spec.sequence_s,
+            max_num_seqs=spec.max_num_seqs,
+            kv_tokens=(spec.num_blocks - 1) * spec.block_size,
+        ),
+    )
+
+
+def _moments(lengths: Lengths) -> Moments:
+    return Moments(lengths.mean, lengths.mean * lengths.mean * (1 + lengths.cv * lengths.cv))
