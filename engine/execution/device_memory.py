@@ -12,12 +12,13 @@ from baton.engine.execution.cuda_graphs import recorded_sizes
 from baton.engine.execution.model_runner import ModelRunner
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
-from baton.engine.models import Model
+from baton.engine.models.causal_lm import CausalLM
 from baton.engine.request import NULL_BLOCK, BlockId, Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.scheduling.step_budget import MAX_PROMPT_LOGITS
+from baton.engine.speculation.config import SpeculationConfig
 from baton.engine.vision.encoder import VisionEncoder
 from baton.engine.vision.image import largest_image
 from baton.engine.vision.step_images import CACHE_BYTES
@@ -88,7 +89,7 @@ def check_fits(kv_bytes: int, device: torch.device, meter: Meter | None = None) 
 def bytes_for_kv(
     config: EngineConfig,
     max_model_len: int,
-    model: Model,
+    model: CausalLM,
     layout: KVCacheLayout,
     num_columns: int,
     meter: Meter | None = None,
@@ -118,6 +119,7 @@ def bytes_for_kv(
     if encoder is not None:
         image = largest_image(encoder.config, max_model_len)
         peak = max(peak, meter.peak_bytes(lambda: encoder.encode(image))) + CACHE_BYTES
+    peak += _drafted_bytes(config, model, runner, num_state_blocks)
     recorded = 0
     if records:
         at_rest = meter.peak_bytes(lambda: None)
@@ -131,6 +133,22 @@ def bytes_for_kv(
         *(size / 1e9 for size in (total, peak, recorded, outside, left)),
     )
     return left
+
+
+def _drafted_bytes(config: EngineConfig, model: CausalLM, runner: ModelRunner, num_state_blocks: int) -> int:
+    """Return the bytes that recurrent layers keep of the most drafted tokens of a step; see `DraftedStates`."""
+    options = SpeculationConfig.parse(config.speculative_config)
+    if options is None or not num_state_blocks:
+        return 0
+    num_tokens = 1 + options.num_speculative_tokens
+    item = _computed_whole(1, config.block_size, place=0)
+    item.request.block_table = [NULL_BLOCK] * -(-num_tokens // config.block_size)
+    item.request.state_blocks = [BlockId(block) for block in range(1, 1 + num_state_blocks)]
+    launched = runner.launch([item.with_drafts([0] * options.num_speculative_tokens)])
+    recorded = model.recorded_bytes
+    runner.collect(launched)
+    most_tokens = min(config.batch_seqs * num_tokens, config.step_tokens)
+    return -(-recorded * most_tokens // num_tokens)
 
 
 def greatest_step(config: EngineConfig, max_model_len: int) -> list[ScheduledRequest]:

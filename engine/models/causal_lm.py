@@ -107,6 +107,11 @@ class CausalLM:
         drafted.accept(counts)
 
     @property
+    def recorded_bytes(self) -> int:
+        """Bytes that recurrent layers keep of the last step's drafted tokens until `accept`."""
+        return self._drafted.recorded_bytes if self._drafted is not None else 0
+
+    @property
     def has_head(self) -> bool:
         """Whether the checkpoint has an output layer, so that the model can generate."""
         return not isinstance(self.head, MissingHead)

@@ -141,13 +141,36 @@ def test_the_greatest_step_fills_the_budget(max_num_seqs: int, max_model_len: in
 
 
 def test_recurrent_states_are_part_of_the_measured_step(tmp_path: Path) -> None:
-    config = EngineConfig(model=str(make_checkpoint("qwen3-next", tmp_path)), max_num_seqs=3, max_num_batched_tokens=32)
+    assert left_with_states(tmp_path, None) == int(80_000 * 0.9) - 3_000 - 12_000
+
+
+def test_inputs_of_drafted_tokens_that_recurrent_layers_keep_get_memory(tmp_path: Path) -> None:
+    plain = left_with_states(tmp_path, None)
+    drafted = [
+        plain - left_with_states(tmp_path, f'{{"method": "ngram", "num_speculative_tokens": {count}}}')
+        for count in (1, 3, 30)
+    ]
+    assert drafted[0] > 0
+    assert drafted[1] == 2 * drafted[0]  # 3 sequences of 4 tokens instead of 2
+    assert drafted[2] == drafted[0] * 32 // 6  # the budget of a step
+
+
+def left_with_states(tmp_path: Path, speculative_config: str | None) -> int:
+    model_directory = tmp_path / "model"
+    if not model_directory.exists():
+        make_checkpoint("qwen3-next", model_directory)
+    config = EngineConfig(
+        model=str(model_directory),
+        max_num_seqs=3,
+        max_num_batched_tokens=32,
+        gpu_memory_utilization=0.9,
+        speculative_config=speculative_config,
+    )
     served = read_model_config(Path(config.model), "float32")
     layout = KVCacheLayout.of(served, config.block_size, groups=KVGroups.of(config, served))
     groups = KVGroups.of(config, served).with_states(config, served, layout.block_bytes)
     attention = attention_for(served, config.block_size, CPU)
     model = load_model(Path(config.model), served, CPU, attention, groups=groups)
     meter = ScriptedMeter(12_000)
-    left = bytes_for_kv(config, 64, model, layout, served.vocab_size, meter, records=False, groups=groups)
-    assert left == int(80_000 * config.gpu_memory_utilization) - 3_000 - 12_000
     assert model.is_recurrent
+    return bytes_for_kv(config, 64, model, layout, served.vocab_size, meter, records=False, groups=groups)
