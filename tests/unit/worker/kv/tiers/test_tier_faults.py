@@ -128,6 +128,23 @@ async def test_a_slow_lookup_is_waited_for_if_it_may_save_enough(
     await rig.close()
 
 
+async def test_a_lookup_is_given_up_while_the_engine_hangs_too(
+    model: Path, filled: tuple[DictStore, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.worker.kv.tiers.LOOKUP_S", 0.01)
+    monkeypatch.setattr("baton.worker.kv.tiers.LONGEST_LOOKUP_S", 0.1)
+    store, _ = filled
+    rig = Rig(model, store)
+    store.lookups_hang = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.host, "call", lambda _: asyncio.get_running_loop().create_future())
+        request = Request(RequestId("r"), list(PROMPT), len(PROMPT), SamplingParams())
+        async with asyncio.timeout(10):
+            assert await rig.stores.find(request) is None
+    store.lookups_hang.set()
+    await rig.close()
+
+
 async def test_a_read_that_hangs_before_anything_is_known(
     model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
