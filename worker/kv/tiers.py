@@ -130,7 +130,7 @@ class KVTiers:
         pricing = self._host.call(lambda engine: self._patience_s(engine, request, num_blocks))
         left_s = LONGEST_LOOKUP_S - LOOKUP_S  # the engine may hang, too, or wait for ranks
         await asyncio.wait((looking, pricing), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if pricing.done() and not looking.done():
+        if not looking.done() and pricing.done() and pricing.exception() is None:  # an ended engine computes nothing
             left_s = started_s + pricing.result() - time.monotonic()
             await asyncio.wait((looking,), timeout=max(0.0, left_s))
 
