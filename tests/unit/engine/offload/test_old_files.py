@@ -13,7 +13,6 @@ from baton.engine.offload.old_files import StoredWeights, stored_weights
 from baton.engine.offload.weights_file import WeightsFile
 from tests.unit.engine.offload.file_rig import written
 
-
 DIGEST = "0123456789abcdef" * 2
 
 
