@@ -47,20 +47,23 @@ def check_weights_directory(directory: Path, model: Path | None = None) -> list[
 
     `model`: directory or file of a checkpoint. Writes a file of 256 MiB and deletes it.
     """
-    model_bytes = 0 if model is None else _checkpoint_bytes(model)
     try:
+        model_bytes = 0 if model is None else _checkpoint_bytes(model)
         free_bytes = shutil.disk_usage(directory).free
         files = [each for each in stored_weights(directory) if each.path.suffix == ".weights"]
         if free_bytes < CHUNK_BYTES * NUM_CHUNKS:
             return [_space(directory, free_bytes, model_bytes)]
         reads = measure_direct_reads(directory)
     except OSError as error:
-        found = f"{directory}: {error.strerror}"
+        found = f"{error.filename or directory}: {error.strerror}"
         return [failure("weights-directory", found, "choose a directory on a local disk that can be written")]
     findings = [_space(directory, free_bytes, model_bytes), _directness(directory, reads)]
     needs = {each.path.stem: each.num_bytes for each in files}
     if model is not None and model_bytes:
         needs[str(model)] = model_bytes
+    elif model is not None:
+        found = f"{model} has no file of weights, so that its size is not compared"
+        findings.append(warning("weights-checkpoint", found, f"name a checkpoint with {' or '.join(EXTENSIONS)} files"))
     return [*findings, _speed(directory, reads.bytes_per_s, needs)]
 
 

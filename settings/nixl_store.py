@@ -35,7 +35,8 @@ def parse_nixl_store(url: str) -> NixlStoreUrl | None:
         parts = urlsplit(url)
     except ValueError:
         raise OptionError(f"KV store: a {scheme}:// URL is {form}") from None
-    if parts.fragment or (not parts.netloc if scheme == OBJECT_SCHEME else not _has_path(parts)):
+    has_nul = "\0" in unquote(parts.path)  # which no path of a system call may have
+    if has_nul or parts.fragment or (not parts.netloc if scheme == OBJECT_SCHEME else not _has_path(parts)):
         raise OptionError(f"KV store: a {scheme}:// URL is {form}, with the plugin's parameters as ?NAME=VALUE")
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
     if "@" in parts.netloc or set(SECRETS) & set(parameters):

@@ -14,6 +14,8 @@ def store_directory(url: str) -> str | None:
     if not url.startswith("file://"):
         return None if "://" in url else url
     parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or parts.query or parts.fragment:
+    path = unquote(parts.path)
+    is_local = parts.netloc in ("", "localhost") and not (parts.query or parts.fragment)
+    if not is_local or not path.strip("/") or "\0" in path:
         raise OptionError("KV store: a file:// URL is file:///PATH")
-    return unquote(parts.path)
+    return path

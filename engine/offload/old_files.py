@@ -2,12 +2,13 @@
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-SUFFIXES = (".weights", ".partial")
+NAME = re.compile(r".+-[0-9a-f]{32}\.(weights|partial)", re.ASCII)  # see `DiskOffload`; others may be anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def stored_weights(directory: Path) -> list[StoredWeights]:
     """Return the files of a directory, the least recently used first. Raises OSError."""
     found = []
     for path in directory.iterdir():
-        if path.suffix in SUFFIXES and path.is_file() and not path.is_symlink():
+        if NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             with suppress(FileNotFoundError), _held(path) as is_free:
                 status = path.stat()
                 used_s = max(status.st_atime, status.st_mtime)
@@ -46,14 +47,20 @@ def stored_weights(directory: Path) -> list[StoredWeights]:
 def _held(path: Path) -> Iterator[bool]:
     """Yield whether no process uses a file, which begins to be used by none meanwhile.
 
-    Readers lock the file itself (see `WeightsFile`), and a writer locks the file NAME.lock. Without locks, as on some
-    network file systems, a file counts as in use.
+    Readers lock the file itself (see `WeightsFile`). A writer locks the file NAME.lock until it reads what it has
+    written. Without locks, as on some network file systems, or permission for them, a file counts as in use.
     """
-    lock = path if path.suffix == ".weights" else path.with_suffix(".lock")
+    with ExitStack() as locks:
+        yield all(locks.enter_context(_locked(each)) for each in (path.with_suffix(".lock"), path))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Lock a file, and yield whether no other process had it locked, or there is none."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield True
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        yield isinstance(error, FileNotFoundError)
         return
     try:
         yield _is_locked_by_us(descriptor)

@@ -5,8 +5,9 @@ import fcntl
 import logging
 import mmap
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"baton-weights-1\n"
 OFFSET_BYTES = 16
+NUM_LOCKS, LOCK_S = 100, 0.01  # attempts, and seconds between them
 CLOSED = -1  # descriptor of a closed file, with which every read fails
 TRAILER_BYTES = len(MAGIC) + 2 * OFFSET_BYTES + xxh3_128().digest_size
 
@@ -58,9 +60,8 @@ class WeightsFile:
         """Open a file and read its layout. Raises DamagedFile, or OSError if there is none."""
         self.path = path
         self._descriptor = _open(path)
-        with suppress(OSError):  # while it is held, `baton cache weights` leaves the file
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         try:
+            _lock_shared(self._descriptor)
             self.state = FileState.of_stat(os.fstat(self._descriptor))
             self.layout, self.digest = self._read_layout()
         except BaseException:
@@ -126,6 +127,19 @@ class WeightsFile:
         if layout.num_bytes > trailer.offset:
             raise DamagedFile("its layout reaches past its end")
         return layout, trailer.digest.hex()
+
+
+def _lock_shared(descriptor: int) -> None:
+    """Lock a file for as long as it is open: `baton cache weights` then leaves it. Without locks, return at once."""
+    for _ in range(NUM_LOCKS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # just then, the command looks whether the file is in use
+            time.sleep(LOCK_S)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _open(path: Path) -> int:

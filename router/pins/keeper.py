@@ -51,6 +51,7 @@ class PinKeeper:
         self._admission = admission
         self._placement = Placement(pool, pipeline)
         self._pins: dict[tuple[str, str], Pin] = {}
+        self._new: set[Pin] = set()  # which are placed just now, and kept from then on
         self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._leaving: set[asyncio.Task[None]] = set()
         self._is_settled = False
@@ -67,6 +68,7 @@ class PinKeeper:
         """
         self._check_room(pin)
         self._placement.check_size(pin)
+        self._new.add(pin)
         try:
             await self._placement.place(pin, generation)
         except NotFound as error:
@@ -77,12 +79,14 @@ class PinKeeper:
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
             raise
+        finally:
+            self._new.discard(pin)
         self._pins[pin.key] = pin
         await self._leave_others(pin, pin.holders)  # holders of an earlier pin
 
     def _check_room(self, pin: Pin) -> None:
         """Raise Overloaded if the router keeps too many pins. A key with a share has that share of them."""
-        others = [each for each in self._pins.values() if each.key != pin.key]
+        others = [each for each in (*self._pins.values(), *self._new) if each.key != pin.key]
         own = [each for each in others if each.owner == pin.owner]
         for whose, pins, share in (
             ("this router", others, 1.0),

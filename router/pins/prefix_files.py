@@ -13,6 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from baton.engine.errors import EngineError, InvalidRequest
+from baton.engine.vision.image import Image
 from baton.router.inline_work import InlineWork
 from baton.router.pins.pin import SERVER, SERVER_TTL_S, Pin, Prefix
 from baton.router.pins.request import PinRequest
@@ -52,7 +53,7 @@ async def pin_files(model: ServedModel, files: Iterable[PrefixFile]) -> None:
         except EngineError as error:
             raise OptionError(f"pin_prefix: {file.path}: {error}") from error
         pin = Pin(
-            name=f"prefix-{blake2b(file.text.encode(), digest_size=8).hexdigest()}",  # equal at all routers
+            name=_name(file, images),
             owner=SERVER,
             prefix=Prefix.of(token_ids, "", images=images),
             expires_s=time.monotonic() + SERVER_TTL_S,
@@ -60,6 +61,12 @@ async def pin_files(model: ServedModel, files: Iterable[PrefixFile]) -> None:
         )
         logger.info("%s will be pinned as %s, %d tokens", file.path, pin.name, pin.num_tokens)
         model.pins.keep(pin)
+
+
+def _name(file: PrefixFile, images: Iterable[Image]) -> str:
+    """Return a name that is equal at all routers, unless a URL has led them to different images."""
+    parts = (file.text.encode(), *(image.digest for image in images))
+    return f"prefix-{blake2b(b''.join(parts), digest_size=8).hexdigest()}"
 
 
 def _prefix_file(path: str, text: str) -> PrefixFile:

@@ -28,7 +28,7 @@ from baton.worker.kv.rank_stores import RankStores
 from baton.worker.kv.stored_fetch import StoredFetch
 from baton.worker.kv.stored_hashes import StoredHashes
 from baton.worker.kv.storing_rank import StoringRank
-from baton.worker.kv.tier_price import lookup_patience_s
+from baton.worker.kv.tier_price import LONGEST_LOOKUP_S, lookup_patience_s
 from baton.worker.reporting import ReadRate
 
 logger = logging.getLogger(__name__)
@@ -128,8 +128,9 @@ class KVTiers:
         if looking.done():
             return
         pricing = self._host.call(lambda engine: self._patience_s(engine, request, num_blocks))
-        await asyncio.wait((looking, pricing), return_when=asyncio.FIRST_COMPLETED)
-        if not looking.done():
+        left_s = LONGEST_LOOKUP_S - LOOKUP_S  # the engine may hang, too, or wait for ranks
+        await asyncio.wait((looking, pricing), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if not looking.done() and pricing.done() and pricing.exception() is None:  # an ended engine computes nothing
             left_s = started_s + pricing.result() - time.monotonic()
             await asyncio.wait((looking,), timeout=max(0.0, left_s))
 

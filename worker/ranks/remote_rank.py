@@ -21,7 +21,6 @@ from baton.worker.ranks.remote_stores import RemoteFetch, RemoteSave
 CLOSE_TIMEOUT_S = 2.0  # for a rank to end its stream
 RESPONSE_TIMEOUT_S = 60.0  # of a command; abandoned reads end long before
 READ_TIMEOUT_S = 600.0  # of an adapter, which may have GB and be on a network file system
-CLEAR_TIMEOUT_S = 600.0  # of a store, which may have millions of blocks
 MAX_UNSENT = 1 << 16  # commands that the rank has not read; far more than requests in progress need
 MAX_REASON_CHARS = 1000  # of a failure; gRPC sends it in a header
 
@@ -152,8 +151,8 @@ class RemoteRank:
         return RemoteSave(next(self._numbers), blocks, self._ask)
 
     async def clear_stored(self, tier: int) -> int:
-        """Delete the blocks of a store; see StoringRank."""
-        done = (await self._ask(rank_pb2.ClearStored(tier=tier), CLEAR_TIMEOUT_S)).stored_done
+        """Delete the blocks of a store; see StoringRank. Without a bound: a store that hangs must not end the rank."""
+        done = (await self._response(rank_pb2.ClearStored(tier=tier))).stored_done
         if done.error:
             raise StoreUnavailable(f"rank {self.rank}: {done.error}")
         return done.num_deleted
@@ -175,16 +174,21 @@ class RemoteRank:
 
     async def _ask(self, message: Message, timeout_s: float | None = None) -> rank_pb2.RankNews:
         """Send a command and return the response. A rank that does not respond in time counts as lost."""
+        try:
+            async with asyncio.timeout(timeout_s or RESPONSE_TIMEOUT_S):
+                return await self._response(message)
+        except TimeoutError:
+            self.lose(PeerLost(f"rank {self.rank} of this worker does not answer"))
+            raise PeerLost(f"rank {self.rank} of this worker does not answer") from None
+
+    async def _response(self, message: Message) -> rank_pb2.RankNews:
+        """Send a command and return the response. Raises PeerLost."""
         number = next(self._numbers)
         response: asyncio.Future[rank_pb2.RankNews] = asyncio.get_running_loop().create_future()
         self._responses[number] = response
         try:
             self._send(number, message)
-            async with asyncio.timeout(timeout_s or RESPONSE_TIMEOUT_S):
-                return await response
-        except TimeoutError:
-            self.lose(PeerLost(f"rank {self.rank} of this worker does not answer"))
-            raise PeerLost(f"rank {self.rank} of this worker does not answer") from None
+            return await response
         finally:
             del self._responses[number]
 

@@ -49,22 +49,23 @@ def test_clear_shows_what_was_forgotten_or_why_not() -> None:
 
 
 def test_old_weights_files_are_shown_and_deleted(tmp_path: Path) -> None:
+    digest = "0123456789abcdef" * 2
     for name, age_days in (("old", 40), ("new", 0), ("read", 50)):
-        path = tmp_path / f"{name}.weights"
+        path = tmp_path / f"{name}-{digest}.weights"
         path.write_bytes(bytes(10_000_000))
         os.utime(path, (time.time() - age_days * 86400,) * 2)
-    with (tmp_path / "read.weights").open("rb") as file:
+    with (tmp_path / f"read-{digest}.weights").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         shown = cache("weights", "--dir", tmp_path, "--unused-days", 30)
         assert shown.exit_code == 0, shown.output
         read, old, new, total = shown.output.splitlines()
-        assert read.startswith("read.weights: 0.01 GB, last read ")
+        assert read.startswith(f"read-{digest}.weights: 0.01 GB, last read ")
         assert [line.rpartition(", ")[2] for line in (read, old, new)] == ["in use", "unused", "kept"]
         assert total == f"{tmp_path}: 1 of 3 files, 0.01 GB, would be deleted with --delete"
         deleted = cache("weights", "--dir", tmp_path, "--unused-days", 30, "--delete")
-    assert "old.weights: 0.01 GB" in deleted.output
+    assert f"old-{digest}.weights: 0.01 GB" in deleted.output
     assert deleted.output.endswith("1 of 3 files, 0.01 GB, deleted\n")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["new.weights", "read.weights"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [f"new-{digest}.weights", f"read-{digest}.weights"]
     none = cache("weights", "--dir", tmp_path / "missing")
     assert none.exit_code == 0
     assert none.output.endswith("0 of 0 files, 0.00 GB, would be deleted with --delete\n")

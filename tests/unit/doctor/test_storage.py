@@ -1,5 +1,7 @@
 """Checks of directories of weights, and of stores of KV."""
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -44,12 +46,30 @@ def test_a_directory_of_weights_is_measured_and_left_as_it_was(tmp_path: Path) -
     (model / "config.json").write_bytes(bytes(1 << 20))
     directory = tmp_path / "weights"
     directory.mkdir()
-    (directory / "old-model.weights").write_bytes(bytes(2000))
+    name = "old-model-0123456789abcdef0123456789abcdef"
+    (directory / f"{name}.weights").write_bytes(bytes(2000))
     findings = check_weights_directory(directory, model)
     assert set(levels(findings)) == {"weights-space", "weights-direct-reads", "weights-read-speed"}
-    assert "a token of old-model reads at most 0.00 GB" in findings[2].found
+    assert f"a token of {name} reads at most 0.00 GB" in findings[2].found
     assert f"a token of {model} reads" in findings[2].found
-    assert [each.name for each in directory.iterdir()] == ["old-model.weights"]
+    assert [each.name for each in directory.iterdir()] == [f"{name}.weights"]
+
+
+def test_a_checkpoint_that_cannot_be_measured_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, model = tmp_path / "weights", tmp_path / "model"
+    directory.mkdir()
+    model.mkdir()
+    (model / "pytorch_model.bin").touch()
+    found = check_weights_directory(directory, model)
+    assert levels(found)["weights-checkpoint"] is Level.WARNING
+    assert "a token of" not in found[-1].found
+
+    def refuse(_: Path) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(model))
+
+    monkeypatch.setattr(storage, "_checkpoint_bytes", refuse)
+    [refused] = check_weights_directory(directory, model)
+    assert (refused.level, refused.found) == (Level.FAILURE, f"{model}: Permission denied")
 
 
 def test_too_little_space_or_speed_and_no_direct_reads_are_warnings(

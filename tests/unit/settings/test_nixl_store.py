@@ -33,6 +33,7 @@ def test_the_scheme_names_the_plugin_and_the_query_its_parameters(url: str, expe
         ("nixl-posix://", "a nixl-posix:// URL is nixl-posix:///PATH"),
         ("nixl-posix://host/a", "a nixl-posix:// URL is nixl-posix:///PATH"),
         ("nixl-gds:///a#b", "a nixl-gds:// URL is nixl-gds:///PATH"),
+        ("nixl-posix:///a%00b", "a nixl-posix:// URL is nixl-posix:///PATH"),
         ("nixl-obj:///a", r"a nixl-obj:// URL is nixl-obj://BUCKET\[/PREFIX\]"),
         ("nixl-obj://[", "a nixl-obj:// URL is nixl-obj://BUCKET"),
         ("nixl-obj://id:topsecret@bucket", "credentials of S3 belong into the environment"),

@@ -58,6 +58,7 @@ def test_servers_are_not_contacted_yet() -> None:
         ("memcached://host", "memcached:// is unknown; it may be a directory, file:///PATH, redis://HOST"),
         ("redis+cluster://host", r"redis\+cluster:// is unknown"),
         ("file://host/path", "a file:// URL is file:///PATH"),
+        ("file:///a%00b", "a file:// URL is file:///PATH"),
         ("file://", "a file:// URL is file:///PATH"),
         ("file:///path?a=b", "a file:// URL is file:///PATH"),
         ("redis://", "the URL has no host"),

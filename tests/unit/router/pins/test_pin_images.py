@@ -1,15 +1,17 @@
 """Bounds on the images that a router keeps for its pins."""
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 
 from baton.engine.vision.image import Image
-from baton.router.errors import Overloaded
+from baton.router.errors import Overloaded, WorkerLost
 from baton.router.pins import keeper
 from baton.router.pins.keeper import PinKeeper
 from baton.router.pins.pin import Pin, Prefix
+from baton.router.pins.placement import Placement
 
 UNUSED: Any = None  # workers: nothing is placed
 
@@ -32,3 +34,25 @@ def test_the_pixels_of_all_pins_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     pins._check_room(pin_of("second", 50))
     with pytest.raises(Overloaded, match="this router, for the key, keeps pins with images of 100 bytes"):
         pins._check_room(pin_of("second", 50, max_share=0.5))
+
+
+async def test_pins_that_are_placed_just_now_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = asyncio.Event()
+
+    async def place(*_: Any) -> None:
+        await may_end.wait()
+        raise WorkerLost("gone")
+
+    monkeypatch.setattr(keeper, "MAX_PIXEL_BYTES", 150)
+    monkeypatch.setattr(Placement, "check_size", lambda *_: None)
+    monkeypatch.setattr(Placement, "place", place)
+    pins = PinKeeper(UNUSED, UNUSED, UNUSED)
+    taking = asyncio.create_task(pins.take(pin_of("first", 100), UNUSED))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="keeps pins with images of 100 bytes"):
+        async with asyncio.timeout(1):
+            await pins.take(pin_of("second", 51), UNUSED)
+    may_end.set()
+    with pytest.raises(WorkerLost):
+        await taking
+    pins._check_room(pin_of("second", 150))

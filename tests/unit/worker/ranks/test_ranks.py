@@ -361,6 +361,20 @@ async def test_a_rank_clears_its_store(tmp_path: Path) -> None:
         assert it.lost == []
 
 
+async def test_a_store_that_hangs_while_it_is_cleared_does_not_end_the_rank(tmp_path: Path) -> None:
+    may_end, limit = threading.Event(), asyncio.timeout
+    async with worker(tmp_path) as it, limit(WAIT_S):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(it.store, "clear", lambda: int(may_end.wait(WAIT_S)), raising=False)
+            patch.setattr(asyncio, "timeout", lambda _: limit(0.05))  # of all commands
+            clearing = asyncio.create_task(it.follower.clear_stored(0))
+            await asyncio.wait((clearing,), timeout=0.2)
+        assert not clearing.done()
+        assert it.lost == []
+        may_end.set()
+        assert await clearing == 1
+
+
 async def test_a_cleared_fetch_writes_no_more(tmp_path: Path) -> None:
     async with worker(tmp_path) as it, asyncio.timeout(WAIT_S):
         await saved(it)

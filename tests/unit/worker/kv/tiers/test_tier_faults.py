@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from baton.engine.engine import Engine
+from baton.engine.errors import EngineEnded
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.kvtransfer.errors import PeerLost
@@ -124,6 +125,27 @@ async def test_a_slow_lookup_is_waited_for_if_it_may_save_enough(
         while not rig.tiers[0].late:
             await asyncio.sleep(0.01)
     assert await again == tokens
+    store.lookups_hang.set()
+    await rig.close()
+
+
+@pytest.mark.parametrize("failure", [None, EngineEnded("the engine has ended")], ids=["hangs", "has ended"])
+async def test_a_lookup_is_given_up_if_the_engine_prices_nothing(
+    failure: EngineEnded | None, model: Path, filled: tuple[DictStore, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.worker.kv.tiers.LOOKUP_S", 0.01)
+    monkeypatch.setattr("baton.worker.kv.tiers.LONGEST_LOOKUP_S", 0.1)
+    store, _ = filled
+    rig = Rig(model, store)
+    store.lookups_hang = threading.Event()
+    pricing: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    if failure is not None:
+        pricing.set_exception(failure)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.host, "call", lambda _: pricing)
+        request = Request(RequestId("r"), list(PROMPT), len(PROMPT), SamplingParams())
+        async with asyncio.timeout(10):
+            assert await rig.stores.find(request) is None
     store.lookups_hang.set()
     await rig.close()
 
