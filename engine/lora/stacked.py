@@ -55,11 +55,13 @@ class StackedAdapters:
 
     @torch.inference_mode()
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
-        """Keep the matrices in host memory; see ModelAdapters."""
+        """Keep the matrices in host memory; see ModelAdapters. Raises RuntimeError if slots of experts do not fit."""
         if any(each is not None for each in matrices[len(self._addends) :]):
+            # All of them or none: those of some layers would take memory that the steps need, and be of no use.
+            slots = [experts.allocated(self._config, self._dtype) for experts in self._mixtures]
+            for experts, addends in zip(self._mixtures, slots, strict=True):
+                experts.addends = addends
             self._changing_experts.add(number)
-            for experts in self._mixtures:
-                experts.allocate(self._config, self._dtype)
         self._matrices[number] = matrices
         if any(output.gain is not None for each in matrices if each is not None for output in each.outputs):
             self._rescaling.add(number)
