@@ -97,12 +97,13 @@ class StackedAdapters:
         started_s = time.perf_counter()
         free = [slot for slot, used_at in enumerate(self._used_at) if used_at < self._num_steps]
         slot = min(free, key=lambda each: (self._slots[each] != 0, self._used_at[each]))
-        self._slots[slot], self._used_at[slot] = number, self._num_steps
+        self._slots[slot] = 0  # until it is filled: the step may run out of memory, and is repeated
         matrices = self._matrices[number]
         for addend, each in zip(self._addends, matrices, strict=False):
             addend.slots.fill(slot, each)
         for experts in self._mixtures:
             experts.fill(slot, matrices)
+        self._slots[slot], self._used_at[slot] = number, self._num_steps
         self.load_s = time.perf_counter() - started_s
 
     def resident(self) -> frozenset[int]:
