@@ -55,11 +55,13 @@ class StackedAdapters:
 
     @torch.inference_mode()
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
-        """Keep the matrices in host memory; see ModelAdapters."""
+        """Keep the matrices in host memory; see ModelAdapters. Raises RuntimeError if slots of experts do not fit."""
         if any(each is not None for each in matrices[len(self._addends) :]):
+            # All of them or none: those of some layers would take memory that the steps need, and be of no use.
+            slots = [experts.allocated(self._config, self._dtype) for experts in self._mixtures]
+            for experts, addends in zip(self._mixtures, slots, strict=True):
+                experts.addends = addends
             self._changing_experts.add(number)
-            for experts in self._mixtures:
-                experts.allocate(self._config, self._dtype)
         self._matrices[number] = matrices
         if any(output.gain is not None for each in matrices if each is not None for output in each.outputs):
             self._rescaling.add(number)
@@ -95,12 +97,13 @@ class StackedAdapters:
         started_s = time.perf_counter()
         free = [slot for slot, used_at in enumerate(self._used_at) if used_at < self._num_steps]
         slot = min(free, key=lambda each: (self._slots[each] != 0, self._used_at[each]))
-        self._slots[slot], self._used_at[slot] = number, self._num_steps
+        self._slots[slot] = 0  # until it is filled: the step may run out of memory, and is repeated
         matrices = self._matrices[number]
         for addend, each in zip(self._addends, matrices, strict=False):
             addend.slots.fill(slot, each)
         for experts in self._mixtures:
             experts.fill(slot, matrices)
+        self._slots[slot], self._used_at[slot] = number, self._num_steps
         self.load_s = time.perf_counter() - started_s
 
     def resident(self) -> frozenset[int]:

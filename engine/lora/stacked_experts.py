@@ -30,14 +30,13 @@ class StackedExperts:
         self._num_slots = num_slots
         self.addends: StackedExpertAddends | None = None  # None: no adapter has changed experts so far
 
-    def allocate(self, config: LoraConfig, dtype: torch.dtype) -> None:
-        """Allocate the slots; no-op if they are there. Grouped products need bfloat16, whatever the type."""
-        if self.addends is None:
-            dtype = torch.bfloat16 if self._experts.moe.experts.is_grouped else dtype
-            gate_up, down = (
-                ExpertSlots.of(each, config, dtype) for each in (self._experts.gate_up, self._experts.down)
-            )
-            self.addends = StackedExpertAddends(gate_up, down)
+    def allocated(self, config: LoraConfig, dtype: torch.dtype) -> "StackedExpertAddends":
+        """Return the slots, new ones if there are none. Grouped products need bfloat16, whatever the type."""
+        if self.addends is not None:
+            return self.addends
+        dtype = torch.bfloat16 if self._experts.moe.experts.is_grouped else dtype
+        gate_up, down = (ExpertSlots.of(each, config, dtype) for each in (self._experts.gate_up, self._experts.down))
+        return StackedExpertAddends(gate_up, down)
 
     def fill(self, slot: int, matrices: Sequence[LowRank | None]) -> None:
         """Replace the matrices of a slot. matrices: those of all of the model's layers."""

@@ -22,6 +22,13 @@ EXPERTS = ExpertNames(
     shared_gate_up=FUSED,
     shared_down=DOWN,
 )
+RENAMED = replace(  # by transformers 5
+    EXPERTS,
+    router="block_sparse_moe.router.weight",
+    experts="block_sparse_moe.experts",
+    all_gate_up="block_sparse_moe.experts.gate_up_proj",
+    all_down="block_sparse_moe.experts.down_proj",
+)
 
 
 def _read(config: JsonObject, shared: ModelConfig) -> ModelConfig:
@@ -51,6 +58,6 @@ GRANITE_HYBRID = Family(
     architectures=("GraniteMoeHybridForCausalLM",),
     read=_read,
     reads=MULTIPLIERS | {"attention_bias", LAYER_TYPES},
-    names=TensorNames(recurrent="mamba", mlp=SHARED, gate_up=FUSED, down=DOWN, experts=(EXPERTS,)),
+    names=TensorNames(recurrent="mamba", mlp=SHARED, gate_up=FUSED, down=DOWN, experts=(EXPERTS, RENAMED)),
     defaults={"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "num_local_experts": 8},
 )

@@ -1,5 +1,7 @@
 """Adapters of experts, their routers and shared experts give PEFT's tokens, in both of its formats."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from baton.engine.engine import Engine
+from baton.engine.errors import EngineError
 from baton.engine.lora import adaptable
 from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer
 from baton.engine.lora.adapter_files import TENSORS
@@ -51,6 +54,8 @@ FAMILIES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "nemotron-h-moe": (("experts.up_proj", "experts.down_proj", "gate.weight"), ("shared_experts.up_proj",)),
     "ernie-moe": ((*FUSED, "gate.weight"), ("o_proj",)),
     "glm4-moe": (FUSED, ("o_proj",)),
+    "qwen3-next": ((*FUSED, "gate.weight"), ("shared_expert_gate",)),
+    "granite-hybrid-moe": ((*FUSED, "router.weight"), ("shared_mlp.output_linear",)),
 }
 
 
@@ -208,34 +213,47 @@ def test_the_layout_of_older_versions_of_peft(
     assert run(engine, request("old", PROMPT, "old"))["old"] == expected["stacked"]
 
 
-def test_the_products_of_gpus_give_the_same_tokens(
-    model: Path, adapters: dict[str, Path], expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let engines on CPUs use the products of GPUs."""
     config = LoraConfig(True, max_loras=2, max_cpu_loras=4)
 
     def stacked(layers: Sequence[AdaptableLayer], mixtures: Sequence[AdaptableExperts]) -> ModelAdapters:
         return StackedAdapters(layers, config, torch.float32, mixtures)
 
     monkeypatch.setattr(adaptable, "SegmentedAdapters", stacked)
+
+
+@pytest.mark.usefixtures("of_gpus")
+def test_the_products_of_gpus_give_the_same_tokens(
+    model: Path, adapters: dict[str, Path], expected: dict[str, list[int]]
+) -> None:
     engine = with_adapters(model, adapters, max_loras=2, max_cpu_loras=4)
     assert run(engine, *(request(str(name), PROMPT, name) for name in NAMES)) == expected
 
 
-def test_grouped_and_separate_products_of_slots() -> None:
-    draw = torch.Generator().manual_seed(1)
-    sizes, width = [5, 0, 3, 8], 8
-    a, b = (torch.randn(4, *size, generator=draw).bfloat16() for size in ((2 * width, 32), (24, 2 * width)))
-    slots = torch.tensor([0, 1, 2, 0, 1, 1, 1, 2, 0, 0, 0, 2, 2, 1, 1, 0])  # the third one: no adapter
-    x, made = torch.randn(16, 32, generator=draw).bfloat16(), ExpertSlots(a, b, width)
-    outputs = [torch.zeros(16, 24, dtype=torch.bfloat16) for _ in range(2)]
-    made.add(x, outputs[0], sizes, slots)
-    made.add(x, outputs[1], torch.tensor(sizes).cumsum(0).int(), slots)
-    torch.testing.assert_close(*outputs, atol=0.5, rtol=0.05)
-    expert = torch.arange(4).repeat_interleave(torch.tensor(sizes))
-    for row, (slot, place) in enumerate(zip(slots.tolist(), expert.tolist(), strict=True)):
-        ranks = slice(slot * width, (slot + 1) * width)
-        wanted = b[place][:, ranks].float() @ (a[place][ranks].float() @ x[row].float())
-        torch.testing.assert_close(outputs[0][row].float(), wanted, atol=0.5, rtol=0.05)
+@pytest.mark.usefixtures("of_gpus")
+def test_slots_of_experts_that_do_not_fit_take_no_memory(
+    model: Path, adapters: dict[str, Path], expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate, made = ExpertSlots.of, weakref.WeakSet[Tensor]()
+
+    def allocate_three(*args: Any) -> ExpertSlots:
+        if len(made) == 3:
+            raise torch.OutOfMemoryError("no memory is left")
+        slots = allocate(*args)
+        made.add(slots.a)
+        return slots
+
+    engine = lora_engine(model, max_loras=2, max_cpu_loras=4)
+    monkeypatch.setattr(ExpertSlots, "of", allocate_three)
+    with pytest.raises(EngineError, match="OutOfMemoryError"):
+        engine.adapters.load("separate", adapters["separate"])
+    gc.collect()
+    assert not made
+    monkeypatch.setattr(ExpertSlots, "of", allocate)
+    engine.adapters.load("separate", adapters["separate"])
+    assert run(engine, request("a", PROMPT, "separate"))["a"] == expected["separate"]
 
 
 @pytest.mark.slow

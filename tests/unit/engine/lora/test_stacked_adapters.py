@@ -20,7 +20,7 @@ from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
 from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.low_rank import LowRank, LowRankOutput
 from baton.engine.lora.segmented import SegmentedAdapters
-from baton.engine.lora.stacked import StackedAdapters
+from baton.engine.lora.stacked import SlotMatrices, StackedAdapters
 from baton.engine.parallel.tensor_parallel import ONE_RANK
 
 SIZES = ((24, 16), (16, 40), (16, 32))  # outputs and inputs of two Linears, and of an output layer
@@ -101,6 +101,28 @@ def test_products_and_slots(layers: list[AdaptableLayer]) -> None:
     assert all(map(torch.equal, expected[2], plain))
     stacked.remove(2)
     assert 2 not in stacked.resident()
+
+
+def test_a_slot_that_was_not_filled_is_filled_by_the_next_step(
+    layers: list[AdaptableLayer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacked, fill, filled = StackedAdapters(layers, CONFIG, torch.float32), SlotMatrices.fill, list[SlotMatrices]()
+
+    def fill_two(slots: SlotMatrices, slot: int, matrices: LowRank | None) -> None:
+        if len(filled) == 2:
+            raise torch.OutOfMemoryError("no memory is left")
+        filled.append(slots)
+        fill(slots, slot, matrices)
+
+    stacked.add(1, matrices(1))
+    monkeypatch.setattr(SlotMatrices, "fill", fill_two)
+    with pytest.raises(torch.OutOfMemoryError):
+        stacked.plan(batch([1], [9]))
+    assert not stacked.resident()
+    monkeypatch.setattr(SlotMatrices, "fill", lambda slots, *_: filled.append(slots))
+    stacked.plan(batch([1], [9]))
+    assert len(filled) == 2 + len(layers)
+    assert stacked.resident() == {1}
 
 
 def by_hand(
