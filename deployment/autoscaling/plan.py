@@ -76,7 +76,7 @@ def plan_pools(
         trouble=watch.trouble,
         local_share=state.local_share if model is None else model.local_share,
     )
-    return _decision(state, following, needs, band, believed.gpus), following
+    return _decision(state, following, needs, band, believed.gpus, load.traffic), following
 
 
 def _present_sizes(state: ScalingState, present: Grants, budget: Budget) -> ByPool[SizeState]:
@@ -223,7 +223,12 @@ def _asleep(state: ScalingState, settings: ScalingSettings) -> tuple[Decision, S
 
 
 def _decision(
-    before: ScalingState, after: ScalingState, needs: ByPool[Need], band: ByPool[Band], believed_gpus: int
+    before: ScalingState,
+    after: ScalingState,
+    needs: ByPool[Need],
+    band: ByPool[Band],
+    believed_gpus: int,
+    load: Traffic,
 ) -> Decision:
     parts = zip(
         before.grants.sizes.both(),
@@ -238,4 +243,4 @@ def _decision(
         PoolDecision.of(old, new, former, size, need, each, after.updated_s)
         for old, new, former, size, need, each in parts
     ]
-    return Decision(prefill, decode, believed_gpus, after.grants.flips, after.local_share)
+    return Decision(prefill, decode, believed_gpus, after.grants.flips, after.local_share, load)
