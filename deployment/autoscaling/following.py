@@ -18,12 +18,14 @@ def followed(
     grants: Grants,
     budget: Budget,
     snapshot: PoolsSnapshot,
+    load_s: float,
     settings: ScalingSettings,
     has_jumped: bool,
 ) -> tuple[ByPool[SizeState], ByPool[Band]]:
     """Return the size states after this snapshot, and the bands that they follow.
 
     A jump of the arrivals is not chance, and no single prompt: if there are enough GPUs, pools may turn at once.
+    `load_s`: the time over which the load was averaged, in which a single prompt counts.
     """
     now_s, window_s = snapshot.now_s, known(snapshot.traffic.window_s, 0.0)
     wanted = sizes.map(lambda size: size.wanted)
@@ -31,9 +33,11 @@ def followed(
     # If GPUs are missing, a new split is not due to chance in the load, so it need not last for a window.
     lasting_s = window_s if budget.gpus == settings.budget_gpus else 0.0
     band = _bands(least, needs, wanted, budget, lasting_s, settings)
-    is_sure = has_jumped and budget.cost(needs.map(lambda need: need.least)) <= budget.gpus
-    have_settled = is_sure or all(size.may_turn(now_s, settings.turn_s) for size in sizes.both())
-    sure_band = band if have_settled else _sure_bands(needs, wanted, budget, window_s, settings)
+    has_enough = budget.cost(needs.map(lambda need: need.least)) <= budget.gpus
+    may_turn = all(size.may_turn(now_s, settings.turn_s) for size in sizes.both())
+    have_settled = may_turn or (has_jumped and has_enough)
+    sure_s = max(window_s, known(load_s, 0.0)) if has_enough else window_s
+    sure_band = band if have_settled else _sure_bands(needs, wanted, budget, sure_s, settings)
     is_shift = band.prefill.is_pressed or band.decode.is_pressed
     changes = sizes.zip(least.zip(grants.sizes)).both()
     if is_shift and not all(size.may_become(*change, now_s, settings.turn_s) for size, change in changes):

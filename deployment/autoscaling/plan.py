@@ -61,7 +61,7 @@ def plan_pools(
     model = _model(load, snapshot.traffic, state, faults, settings, believed)
     needs = _needs(load, snapshot.traffic, state, faults, sizes, settings, budget, model)
     has_jumped = state.history.has_jumped(now_s, snapshot.traffic)
-    sizes, band = followed(sizes, needs, present, believed, snapshot, settings, has_jumped)
+    sizes, band = followed(sizes, needs, present, believed, snapshot, load.traffic.window_s, settings, has_jumped)
     grants = grant(sizes.map(lambda size: size.wanted), present, watch.arrived, snapshot, believed, settings)
     sizes = ByPool(
         sizes.prefill.given(present.sizes.prefill, grants.sizes.prefill, now_s),
