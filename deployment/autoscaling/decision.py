@@ -6,6 +6,7 @@ from baton.deployment.autoscaling.band import Band
 from baton.deployment.autoscaling.flips import Flips
 from baton.deployment.autoscaling.hysteresis import SizeState
 from baton.deployment.autoscaling.need import Need
+from baton.deployment.autoscaling.snapshot import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Decision:
     believed_gpus: int  # below the budget if replicas failed to start
     flips: Flips = field(default_factory=Flips)
     local_share: float = 0.0  # of the requests, whose prompts decode workers are planned to compute
+    load: Traffic | None = None  # of the time since it last changed, which needs these sizes; None: nothing was planned
 
     @property
     def reason(self) -> str:

@@ -14,7 +14,9 @@ def explain(snapshot: PoolsSnapshot, decision: Decision, settings: ScalingSettin
     parts = [f"measured: {_measured(snapshot, settings)}"]
     if prefill_fault(snapshot) is None and decode_fault(snapshot) is None:
         parts.append(f"believed: {_believed(snapshot, decision, settings)}")
-    needs = f"{decision.prefill.need} + {decision.decode.need}"
+    needs, load = f"{decision.prefill.need} + {decision.decode.need}", decision.load
+    if load is not None:
+        needs += f" for {load.requests_per_s:.3g} requests/s in {load.window_s:.0f} s"
     parts.append(f"needed: {needs}, with {decision.local_share:.0%} of the prompts computed by decode workers")
     return "; ".join([*parts, decision.reason])
 

@@ -64,8 +64,11 @@ def decode_fault(snapshot: PoolsSnapshot) -> str | None:
 
 def _traffic_fault(traffic: Traffic, *lengths: Moments) -> str | None:
     numbers = (traffic.requests_per_s, traffic.arrival_cv2, traffic.window_s)
-    if not _are_amounts((*numbers, *(value for each in traffic.recent for value in astuple(each)))):
+    if not _are_amounts(numbers):
         return f"the requests' rate, variation and window are {numbers}"
+    recent = [astuple(each) for each in traffic.recent]
+    if not all(window_s > 0 and _are_amounts((window_s, num)) for window_s, num in recent):
+        return f"the last seconds' lengths and arrivals are {recent}"
     for moments in (*lengths, traffic.prompt_tokens):
         if not _are_amounts((moments.mean,)) or not 0 <= moments.second <= MOST * MOST:
             return f"the requests' lengths have the moments {moments.mean} and {moments.second}"

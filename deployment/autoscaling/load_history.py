@@ -15,6 +15,7 @@ from baton.deployment.autoscaling.snapshot import Arrivals, Traffic
 
 LONGEST_S = 300.0  # of the time that counts
 JUMP_DEVIATIONS = 4.0  # beyond which the last seconds' arrivals are a jump
+LASTING_S = 10.0  # after which a jump counts: a burst of a few seconds is over before a replica starts
 CHANGE_DEVIATIONS = 3.0  # beyond which a window's load is another than before
 
 
@@ -37,37 +38,45 @@ class LoadHistory:
 
     recorded_s: float | None = None  # end of the last window; None: no snapshot yet
     changed_s: float = -inf
+    jumped_s: float = -inf  # when the arrivals' last jump began
+    seen_s: float = -inf  # when it was first seen
     past: tuple[PastWindow, ...] = ()
 
     def after(self, now_s: float, traffic: Traffic) -> "LoadHistory":
         """Return the history after one more snapshot."""
+        began_s = now_s - traffic.window_s
         recorded_s = now_s if self.recorded_s is None else self.recorded_s
-        changed_s, began_s = self.changed_s, now_s - traffic.window_s
-        before = self._before(now_s, traffic)
-        jump = jump_of(traffic)
-        if jump is not None:
-            changed_s = max(changed_s, now_s - jump.window_s)
-        elif before and is_change(traffic, merged(before)):
-            changed_s = max(changed_s, began_s)
-        past = tuple(each for each in self.past if each.began_s >= max(changed_s, now_s - LONGEST_S))
-        if traffic.window_s > 0 and began_s >= max(recorded_s, changed_s):
-            return LoadHistory(now_s, changed_s, (*past, PastWindow(now_s, traffic)))
-        return LoadHistory(recorded_s, changed_s, past)
+        seen = self._with_change(now_s, traffic)
+        past = tuple(each for each in self.past if each.began_s >= max(seen.changed_s, now_s - LONGEST_S))
+        if traffic.window_s > 0 and began_s >= max(recorded_s, seen.changed_s):
+            return replace(seen, recorded_s=now_s, past=(*past, PastWindow(now_s, traffic)))
+        return replace(seen, recorded_s=recorded_s, past=past)
 
     def load(self, now_s: float, traffic: Traffic) -> Traffic:
         """Return the traffic with the rate since a jump, or together with that of the earlier windows."""
-        since_s = now_s - self.changed_s
-        if not self.has_jumped(now_s, traffic):
+        if not traffic.recent or not self.has_jumped(now_s, traffic):
             return merged([*self._before(now_s, traffic), traffic])
-        if not traffic.recent:
-            return traffic
-        since = [each for each in traffic.recent if each.window_s <= since_s + 1]
-        recent = since[-1] if since else traffic.recent[0]
+        last = traffic.recent[0]
+        since = [each for each in traffic.recent if each.window_s <= now_s - self.jumped_s + 1] or [last]
+        all_since = since[-1]
+        is_over = _deviations(last, all_since.num_requests, all_since.window_s, traffic) < -CHANGE_DEVIATIONS
+        recent = last if is_over else all_since
         return replace(traffic, window_s=recent.window_s, requests_per_s=recent.num_requests / recent.window_s)
 
     def has_jumped(self, now_s: float, traffic: Traffic) -> bool:
-        """Whether the arrivals have jumped less than a window ago."""
-        return now_s - self.changed_s < traffic.window_s
+        """Whether the arrivals have jumped less than a window ago, but not in the last seconds."""
+        return now_s - self.jumped_s < traffic.window_s and now_s - self.seen_s >= LASTING_S
+
+    def _with_change(self, now_s: float, traffic: Traffic) -> "LoadHistory":
+        """Return the history with the time of a change that this snapshot shows."""
+        before, jump = self._before(now_s, traffic), jump_of(traffic)
+        if jump is not None:
+            jumped_s = max(self.changed_s, now_s - jump.window_s)
+            is_known = now_s - self.jumped_s < traffic.window_s
+            return replace(self, changed_s=jumped_s, jumped_s=jumped_s, seen_s=self.seen_s if is_known else now_s)
+        if before and is_change(traffic, merged(before)):
+            return replace(self, changed_s=max(self.changed_s, now_s - traffic.window_s))
+        return self
 
     def _before(self, now_s: float, traffic: Traffic) -> list[Traffic]:
         """Return the earlier windows that do not overlap with the present one."""
@@ -75,24 +84,30 @@ class LoadHistory:
 
 
 def jump_of(traffic: Traffic) -> Arrivals | None:
-    """Return the last seconds whose arrivals exceed those before by the most standard deviations; None: no jump.
-
-    The root of a Poisson count has a variance of nearly 1/4 (Anscombe, The transformation of Poisson, binomial and
-    negative-binomial data, 1948); that of other arrivals is larger by the variation of their gaps.
-    """
+    """Return the last seconds whose arrivals exceed those before by the most standard deviations; None: no jump."""
     num_all = traffic.requests_per_s * traffic.window_s
     found, most = None, JUMP_DEVIATIONS
     for recent in traffic.recent:
-        rest_s = traffic.window_s - recent.window_s
-        if rest_s <= 0:
-            continue
-        ratio = recent.window_s / rest_s
-        expected = max(0.0, num_all - recent.num_requests) * ratio
-        spread = sqrt(max(1.0, traffic.arrival_cv2) * (1 + ratio))
-        deviations = 2 * (sqrt(recent.num_requests + 3 / 8) - sqrt(expected + 3 / 8)) / spread
+        deviations = _deviations(recent, num_all, traffic.window_s, traffic)
         if deviations > most:
             found, most = recent, deviations
     return found
+
+
+def _deviations(recent: Arrivals, num_all: float, window_s: float, traffic: Traffic) -> float:
+    """Return the standard deviations by which the last seconds' arrivals exceed those before.
+
+    The root of a Poisson count has a variance of nearly 1/4 (Anscombe, The transformation of Poisson, binomial and
+    negative-binomial data, 1948); that of other arrivals is larger by the variation of their gaps. `num_all`: arrivals
+    of both together, in `window_s`.
+    """
+    rest_s = window_s - recent.window_s
+    if rest_s <= 0 or recent.window_s <= 0:
+        return 0.0
+    ratio = recent.window_s / rest_s
+    expected = max(0.0, num_all - recent.num_requests) * ratio
+    spread = sqrt(max(1.0, traffic.arrival_cv2) * (1 + ratio))
+    return 2 * (sqrt(recent.num_requests + 3 / 8) - sqrt(expected + 3 / 8)) / spread
 
 
 def is_change(present: Traffic, before: Traffic) -> bool:

@@ -14,17 +14,17 @@ The steps for one snapshot:
 
 from dataclasses import replace
 
-from baton.deployment.autoscaling.band import Band, bands, sharing, unhurried
+from baton.deployment.autoscaling.band import Band
 from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
 from baton.deployment.autoscaling.correction import Correction
 from baton.deployment.autoscaling.decision import Decision, PoolDecision
+from baton.deployment.autoscaling.following import followed
 from baton.deployment.autoscaling.grants import Grants, grant
 from baton.deployment.autoscaling.hysteresis import SizeState
 from baton.deployment.autoscaling.input_check import (
     decode_fault,
     is_activity_known,
-    known,
     prefill_fault,
     snapshot_fault,
 )
@@ -33,7 +33,6 @@ from baton.deployment.autoscaling.prediction.pools_model import PoolsModel
 from baton.deployment.autoscaling.prompt_split import LocalLimit, best_model, measured_share
 from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.deployment.autoscaling.snapshot import PoolsSnapshot, Traffic
-from baton.deployment.autoscaling.split import fit, sure_split
 from baton.deployment.autoscaling.start_trouble import StartWatch
 from baton.deployment.autoscaling.state import ScalingState
 
@@ -62,7 +61,7 @@ def plan_pools(
     model = _model(load, snapshot.traffic, state, faults, settings, believed)
     needs = _needs(load, snapshot.traffic, state, faults, sizes, settings, budget, model)
     has_jumped = state.history.has_jumped(now_s, snapshot.traffic)
-    sizes, band = _followed(sizes, needs, present, believed, snapshot, settings, has_jumped)
+    sizes, band = followed(sizes, needs, present, believed, snapshot, load.traffic.window_s, settings, has_jumped)
     grants = grant(sizes.map(lambda size: size.wanted), present, watch.arrived, snapshot, believed, settings)
     sizes = ByPool(
         sizes.prefill.given(present.sizes.prefill, grants.sizes.prefill, now_s),
@@ -77,7 +76,7 @@ def plan_pools(
         trouble=watch.trouble,
         local_share=state.local_share if model is None else model.local_share,
     )
-    return _decision(state, following, needs, band, believed.gpus), following
+    return _decision(state, following, needs, band, believed.gpus, load.traffic), following
 
 
 def _present_sizes(state: ScalingState, present: Grants, budget: Budget) -> ByPool[SizeState]:
@@ -160,71 +159,6 @@ def _model(
     )
 
 
-def _followed(
-    sizes: ByPool[SizeState],
-    needs: ByPool[Need],
-    grants: Grants,
-    budget: Budget,
-    snapshot: PoolsSnapshot,
-    settings: ScalingSettings,
-    has_jumped: bool,
-) -> tuple[ByPool[SizeState], ByPool[Band]]:
-    """Return the size states after this snapshot, and the bands that they follow.
-
-    A jump of the arrivals is not chance, and no single prompt: if there are enough GPUs, pools may turn at once.
-    """
-    now_s, window_s = snapshot.now_s, known(snapshot.traffic.window_s, 0.0)
-    wanted = sizes.map(lambda size: size.wanted)
-    least = fit(needs.map(lambda need: need.model), needs.map(lambda need: need.least), wanted, budget, settings.margin)
-    # If GPUs are missing, a new split is not due to chance in the load, so it need not last for a window.
-    lasting_s = window_s if budget.gpus == settings.budget_gpus else 0.0
-    band = _bands(least, needs, wanted, budget, lasting_s, settings)
-    is_sure = has_jumped and budget.cost(needs.map(lambda need: need.least)) <= budget.gpus
-    have_settled = is_sure or all(size.may_turn(now_s, settings.turn_s) for size in sizes.both())
-    sure_band = band if have_settled else _sure_bands(needs, wanted, budget, window_s, settings)
-    is_shift = band.prefill.is_pressed or band.decode.is_pressed
-    changes = sizes.zip(least.zip(grants.sizes)).both()
-    if is_shift and not all(size.may_become(*change, now_s, settings.turn_s) for size, change in changes):
-        band = sure_band  # one pool need not give up what the other may not take yet
-    # A wanted size that was never granted is lowered as soon as it is not needed, because no replica has to stop.
-    given = grants.sizes.zip(band.map(lambda each: each.least)).map(max)
-    prefill = sizes.prefill.lowered(given.prefill).after(band.prefill, sure_band.prefill, now_s, settings)
-    decode = sizes.decode.lowered(given.decode).after(band.decode, sure_band.decode, now_s, settings)
-    return ByPool(prefill, decode), band
-
-
-def _bands(
-    least: ByPool[int],
-    needs: ByPool[Need],
-    wanted: ByPool[int],
-    budget: Budget,
-    lasting_s: float,
-    settings: ScalingSettings,
-) -> ByPool[Band]:
-    """Return the bands of pools that may change direction."""
-    band = bands(least, needs.map(lambda need: need.keep), wanted, budget, settings)
-    return ByPool(
-        sharing(band.prefill, needs.prefill.least, wanted.prefill, lasting_s),
-        sharing(band.decode, needs.decode.least, wanted.decode, lasting_s),
-    )
-
-
-def _sure_bands(
-    needs: ByPool[Need], wanted: ByPool[int], budget: Budget, window_s: float, settings: ScalingSettings
-) -> ByPool[Band]:
-    """Return the bands of pools that changed direction recently: only a queue overrides the wait for a whole window.
-
-    If the budget is too small for both pools, both have queues, which then do not help to choose a split.
-    """
-    band = bands(sure_split(needs, wanted, budget), needs.map(lambda need: need.keep), wanted, budget, settings)
-    has_enough = budget.cost(needs.map(lambda need: need.least)) <= budget.gpus
-    prefill, decode = needs.zip(wanted).map(lambda pair: has_enough and pair[0].queue > pair[1]).both()
-    return ByPool(
-        unhurried(band.prefill, window_s, grow=not prefill, shrink=not decode),
-        unhurried(band.decode, window_s, grow=not decode, shrink=not prefill),
-    )
-
-
 def _corrected(
     snapshot: PoolsSnapshot,
     state: ScalingState,
@@ -289,7 +223,12 @@ def _asleep(state: ScalingState, settings: ScalingSettings) -> tuple[Decision, S
 
 
 def _decision(
-    before: ScalingState, after: ScalingState, needs: ByPool[Need], band: ByPool[Band], believed_gpus: int
+    before: ScalingState,
+    after: ScalingState,
+    needs: ByPool[Need],
+    band: ByPool[Band],
+    believed_gpus: int,
+    load: Traffic,
 ) -> Decision:
     parts = zip(
         before.grants.sizes.both(),
@@ -304,4 +243,4 @@ def _decision(
         PoolDecision.of(old, new, former, size, need, each, after.updated_s)
         for old, new, former, size, need, each in parts
     ]
-    return Decision(prefill, decode, believed_gpus, after.grants.flips, after.local_share)
+    return Decision(prefill, decode, believed_gpus, after.grants.flips, after.local_share, load)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.deployment.autoscaling.moments import Moments
-from baton.deployment.autoscaling.snapshot import PoolsSnapshot
+from baton.deployment.autoscaling.snapshot import Arrivals, PoolsSnapshot
 from tests.unit.deployment.autoscaling_snapshots import QUIET, SETTINGS, Planner, pool, sizes, snapshot, traffic
 
 
@@ -25,6 +25,7 @@ def broken() -> list[tuple[str, Any]]:
         found += [("decode", replace(seen, decode=replace(seen.decode, kv_used_tokens=bad)))]
         found += [("both", replace(seen, traffic=traffic(19.0, requests_per_s=bad)))]
         found += [("both", replace(seen, traffic=traffic(19.0, arrival_cv2=bad)))]
+        found += [("both", replace(seen, traffic=traffic(19.0, recent=(Arrivals(bad, 190),))))]
         found += [("both", replace(seen, traffic=traffic(19.0, prompt_tokens=Moments(bad, 1.0))))]
         found += [("prefill", replace(seen, traffic=traffic(19.0, uncached_tokens=Moments(2000.0, bad))))]
         found += [("prefill", replace(seen, traffic=traffic(19.0, remote_tokens=Moments(2000.0, bad))))]
@@ -32,6 +33,7 @@ def broken() -> list[tuple[str, Any]]:
     found += [("prefill", replace(seen, prefill=replace(seen.prefill, tokens_per_s=0.0)))]
     found += [("decode", replace(seen, decode=replace(seen.decode, step_s=0.0)))]
     found += [("both", replace(seen, traffic=traffic(19.0, prompt=0)))]
+    found += [("both", replace(seen, traffic=traffic(19.0, recent=(Arrivals(0.0, 190),))))]
     found += [("decode", replace(seen, traffic=traffic(19.0, output=0)))]
     return found
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.deployment.autoscaling.moments import Moments
 from baton.deployment.autoscaling.snapshot import Traffic
-from baton.deployment.ray.observed_pools import gaps_cv2, merged_traffic
+from baton.deployment.ray.observed_traffic import gaps_cv2, merged_traffic
 from baton.membership.registry.router_report import ArrivalCount, SampleSums
 from tests.unit.membership.registry.router_reports import sums, traffic_report
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.deployment.ray.observed_pools import gaps_cv2
+from baton.deployment.ray.observed_traffic import gaps_cv2
 from baton.membership.registry.router_report import ArrivalCount, SampleSums
 from baton.router.metrics.traffic import Arrivals, SlidingWindow
 from tests.unit.router.rigs.admission_rig import Rig, overloaded, settle
