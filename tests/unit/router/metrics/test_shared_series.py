@@ -71,7 +71,8 @@ async def test_the_page_of_several_processes_has_the_exemplars_of_each(tmp_path:
         histogram.observe(0.5)
     groups = [ProcessGroup(tmp_path, number, 2, registry) for number, registry in enumerate(registries)]
     async with groups[0], groups[1]:
-        page = await MetricsPage(registries[0], groups[0]).text(OPENMETRICS)
+        page, plain = [await MetricsPage(registries[0], groups[0]).text(accept) for accept in (OPENMETRICS, "*/*")]
+    assert b"trace_id" not in plain.content, "the plain format has no exemplars"
     [family] = [
         each for each in openmetrics.text_string_to_metric_families(page.content.decode()) if each.name == "seconds"
     ]

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import orjson
 
 from baton.router.auth.api_key import digest_of, new_key
+from baton.router.process_socket import ProcessSocket
 from baton.router.tracing.request_trace import RequestTrace
 from baton.router.tracing.timeline_group import TimelineGroup
 from baton.router.tracing.timelines import ANY_OWNER, TimelineKey, Timelines
@@ -212,6 +213,17 @@ async def test_the_newest_of_the_processes_timelines_with_one_id_is_found(tmp_pa
             found = [await group.find(TimelineKey(owner, "one")) for group in groups]
             assert [orjson.loads(each or b"")["attributes"]["process"] for each in found] == [2, 2, 2]
     assert orjson.loads(await groups[0].find(TimelineKey("", "one")) or b"")["attributes"]["process"] == 0
+
+
+async def test_a_timeline_that_its_process_did_not_send_whole_is_left_out(tmp_path: Path) -> None:
+    async def dies(line: str) -> bytes:
+        return b'{"request_id":"one","begun_at":17'
+
+    own, key = Timelines(2), TimelineKey("", "one")
+    async with TimelineGroup(tmp_path, 0, 2, own) as group, ProcessSocket(tmp_path, "timelines", 1, 2, dies):
+        assert await group.find(key) is None
+        own.keep(ended("one"))
+        assert await group.find(key) == own.find(key)
 
 
 async def test_processes_that_share_a_port_find_each_others_timelines(tmp_path: Path) -> None:
