@@ -51,7 +51,7 @@ PLAIN = ClusterSpec(
     router={"tool_call_parser": "hermes", "reasoning_parser": "none"},
     small_pool_blocks=46,
     longest=704,
-    usual_moves=("drained",),
+    usual_moves=("TCP",),
 )
 REQUESTS = (
     PLAIN,
@@ -154,7 +154,7 @@ MODELS = (
             **NO_EXPERTS,
             "TP 2": refused("models with images have one rank", "tensor_parallel is not supported with"),
         },
-        usual_moves=("local", "shared memory", "TCP", "NIXL", "staged", "prefix hit", "prefill killed", "restart"),
+        usual_moves=("local", "shared memory", "drained", "NIXL", "staged", "prefix hit", "prefill killed", "restart"),
     ),
     ClusterSpec(
         "sliding window",

@@ -45,6 +45,7 @@ async def wait_worker(url: str, worker_id: str, holds: Callable[[dict[str, Any]]
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_drained_decode_workers_request_migrates_with_its_kv() -> None:
     async with (
         served("", "--prefill", "1", "--decode", "2", "--dtype", "float32") as url,

@@ -59,6 +59,7 @@ async def counter(client: httpx.AsyncClient, name: str) -> float:
     return sum(map(float, found))
 
 
+@pytest.mark.slow
 async def test_a_decode_worker_becomes_a_prefill_worker_and_its_stream_goes_on() -> None:
     async with (
         served("", "--prefill", "1", "--decode", "2", "--dtype", "float32") as url,

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import make_checkpoint
-from tests.marks import slow_case
 
 SIZES = {
     "hidden_size": 768,
@@ -66,7 +65,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("quantization", "most"), [slow_case("", 1.3), ("int8", 1.1)])
+@pytest.mark.parametrize(("quantization", "most"), [("", 1.3), ("int8", 1.1)])
+@pytest.mark.slow
 def test_no_second_copy_of_the_weights_is_made(small: Path, large: Path, quantization: str, most: float) -> None:
     """Neither as pages of the mapped files, nor as weights in another layout."""
     if quantization and not torch.cpu._is_vnni_supported():

@@ -15,6 +15,7 @@ from baton.deployment.local.events import Died, Event, Progressed
 from baton.deployment.local.supervisor import Deaths, GaveUp, Life, RestartPolicy, Supervisor
 from baton.process import host_memory
 from baton.process.progress import Ready
+from tests.marks import slow_case
 from tests.unit.deployment.recorder import Recorder, child_spec
 
 ROOT = Path(__file__).parents[4]
@@ -69,7 +70,7 @@ def test_processes_killed_by_other_programs_are_restarted_forever() -> None:
     assert policy.is_exceeded(after(*[killed] * 100, *[death()] * 8))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, slow_case(signal.SIGTERM)])
 async def test_a_cluster_survives_kills_every_few_seconds(tmp_path: Path, number: signal.Signals) -> None:
     recorder = Recorder()
     supervisor = Supervisor(child_spec(sys.executable, tmp_path, "serve"), POLICY, recorder)
