@@ -77,7 +77,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What the requests say: tokens of each output, whether the model counts, and prompts of `text`."""
+    """Contents of the requests: tokens of each output, whether the model counts, and prompts of `text`."""
 
     num_tokens: int
     counting: bool = False

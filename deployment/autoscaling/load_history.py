@@ -15,7 +15,7 @@ from baton.deployment.autoscaling.snapshot import Arrivals, Traffic
 
 LONGEST_S = 300.0  # of the time that counts
 JUMP_DEVIATIONS = 4.0  # beyond which the last seconds' arrivals are a jump
-LASTING_S = 10.0  # after which a jump counts: a burst of a few seconds is over before a replica starts
+LASTING_S = 10.0  # after which a jump counts: a burst of a few seconds ends before a replica starts
 CHANGE_DEVIATIONS = 3.0  # beyond which a window's load is another than before
 
 

@@ -61,8 +61,10 @@ class RescaledProduct:
 def product_of(matrices: LowRank, inputs: Inputs = Inputs.STATES, bias: Tensor | None = None) -> Product:
     """Lay out matrices for products. bias: of the layer whose outputs they change."""
     has_panels = all(map(can_have_panels, (matrices.a, *(each.b for each in matrices.outputs))))
-    product: Product = PlainProduct(matrices, inputs)
-    if has_panels:
+    product: Product
+    if not has_panels:
+        product = PlainProduct(matrices, inputs)
+    else:
         product = PanelLookup(matrices) if inputs is Inputs.TOKEN_IDS else PanelProduct(matrices)
     is_rescaled = any(each.gain is not None for each in matrices.outputs)
     return RescaledProduct(matrices, product, bias) if is_rescaled else product

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from baton.kvtransfer.nixl.storage import NixlStorage, StoragePlace
 from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
 from baton.kvtransfer.store.nixl_files import translated_failures
-from baton.kvtransfer.store.prefix_search import count_prefix
+from baton.kvtransfer.store.prefix_search import count_keys
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
 
 
@@ -32,12 +32,7 @@ class NixlObjectStore:
 
     def count(self, keys: Sequence[Key]) -> int:
         """Return how many keys, from the first on, seem to be stored; see `count_prefix`."""
-
-        def first_missing(places: Sequence[int]) -> int:
-            found = self.has([keys[place] for place in places])
-            return found.index(False) if False in found else len(found)
-
-        return count_prefix(len(keys), first_missing)
+        return count_keys(keys, self.has)
 
     def has(self, keys: Sequence[Key]) -> list[bool]:
         """Return for each key whether it seems to be stored."""

@@ -1,8 +1,11 @@
 """Search for the stored beginning of a sequence of blocks, with few lookups."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 PROBES = 32  # lookups at once
+
+T = TypeVar("T")
 
 
 def count_prefix(num_keys: int, first_missing: Callable[[Sequence[int]], int]) -> int:
@@ -23,3 +26,13 @@ def count_prefix(num_keys: int, first_missing: Callable[[Sequence[int]], int]) -
         if first > 0:
             present = probes[first - 1] + 1
     return present
+
+
+def count_keys(keys: Sequence[T], has: Callable[[Sequence[T]], Sequence[bool]]) -> int:
+    """Return how many keys, from the first on, seem to be stored; see `count_prefix`. has: returns it of some keys."""
+
+    def first_missing(places: Sequence[int]) -> int:
+        found = has([keys[place] for place in places])
+        return found.index(False) if False in found else len(found)
+
+    return count_prefix(len(keys), first_missing)

@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from baton.kvtransfer.errors import MAX_CHARS, first_line
 from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
-from baton.kvtransfer.store.prefix_search import count_prefix
+from baton.kvtransfer.store.prefix_search import count_keys
 from baton.kvtransfer.store.store import Key, StoreUnavailable, StoreUse
 from baton.settings.redis_password import PasswordFile
 from baton.settings.registry_url import RegistryUrl
@@ -48,12 +48,7 @@ class RedisStore:
 
     def count(self, keys: Sequence[Key]) -> int:
         """Return how many keys, from the first on, seem to be stored; see `count_prefix`."""
-
-        def first_missing(places: Sequence[int]) -> int:
-            found = self.has([keys[place] for place in places])
-            return found.index(False) if False in found else len(found)
-
-        return count_prefix(len(keys), first_missing)
+        return count_keys(keys, self.has)
 
     def has(self, keys: Sequence[Key]) -> list[bool]:
         """Return for each key whether it seems to be stored."""
