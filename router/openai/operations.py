@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import metadata
+from typing import Annotated
 
 import orjson
-from fastapi import Request
+from fastapi import Query, Request
 from google.protobuf.message import Message
 from starlette.responses import Response
 
@@ -23,6 +24,7 @@ from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
 
+UnixTime = Annotated[float, Query(ge=0, allow_inf_nan=False)]  # seconds since 1970
 IN_OTHER_FIELDS = ("peer_transports", "tiers", "completed_handovers", "weights_offload")  # of a worker
 
 
@@ -93,16 +95,19 @@ class OperationsApi:
             {"object": "cache.clear", "blocks": {name: count for each in found for name, count in each.items()}}
         )
 
-    async def timeline(self, request: Request, request_id: str) -> Response:
-        """Return the timeline of a running or recent request of the client's tenant. Raises UnknownTimeline."""
+    async def timeline(self, request: Request, request_id: str, begun_at: UnixTime | None = None) -> Response:
+        """Return the timeline of a running or recent request of the client's tenant. Raises UnknownTimeline.
+
+        `begun_at`: of several requests with this id, return the one that began nearest to this time; None: the last.
+        """
         recording = self._service.recording
         if recording is None or recording.timelines is None:
             raise UnknownTimeline("this router keeps no timelines; start it with --keep-timelines 1000")
         client = self._service.gate.client(read_headers(request.scope["headers"]))
-        content = await recording.find(client, request_id)
-        if content is None:
+        found = await recording.find(client, request_id, begun_at)
+        if found is None:
             raise UnknownTimeline("the request is unknown, or older than those that are kept")
-        return self._page(content)
+        return self._page(orjson.dumps(found))
 
     async def pools(self, model: str | None = None) -> Response:
         """Return the router's report on the traffic and the workers of a model, for autoscalers.
