@@ -131,6 +131,7 @@ def test_an_administrator_finds_the_last_request_with_an_id_of_any_tenant() -> N
     kept = Timelines(9)
     for owner, tokens in (("an-owner", 1), ("another", 2)):
         trace = ended("one", owner)
+        trace.root.begun_s += tokens
         trace.root.attributes["gen_ai.usage.output_tokens"] = tokens
         kept.keep(trace)
     assert kept.find(TimelineQuery("", "one")) is None
@@ -142,6 +143,7 @@ def test_an_administrator_finds_the_request_that_began_last() -> None:
     kept, traces = Timelines(9), [begun("one", owner) for owner in ("an-owner", "another", "an-owner")]
     for number, trace in enumerate(traces):
         trace.root.attributes["number"] = number
+        trace.root.begun_s += number
         kept.begin(trace)
         assert found(kept, TimelineQuery(ANY_OWNER, "one"))["attributes"]["number"] == number
 
@@ -150,6 +152,7 @@ def test_requests_with_the_same_id_are_all_kept_and_the_one_that_began_last_is_f
     kept, traces = Timelines(9), [begun("one") for _ in range(3)]
     for number, trace in enumerate(traces):
         trace.root.attributes["number"] = number
+        trace.root.begun_s += number
         kept.begin(trace)
     for number in (2, 0):  # the first one ends last, and the second one runs on
         traces[number].close()
@@ -259,6 +262,7 @@ async def test_the_newest_of_the_processes_timelines_with_one_id_is_found(tmp_pa
     for number in (1, 0, 2):  # the last request reached process 2
         trace = ended("one")
         trace.root.attributes["process"] = number
+        trace.root.begun_s += (1, 0, 2).index(number)
         kept[number].keep(trace)
     groups = [TimelineGroup(tmp_path, number, 3, timelines) for number, timelines in enumerate(kept)]
     async with groups[0], groups[1], groups[2]:
