@@ -82,7 +82,7 @@ export function App() {
         {state && model ? (
           <>
             {page === "overview" && <Overview state={state} model={model} />}
-            {page === "workers" && <Workers state={state} canControl={canControl} />}
+            {page === "workers" && <Workers state={state} model={model} canControl={canControl} />}
             {page === "requests" && !requestId && <Requests state={state} model={model} />}
             {requestId && <RequestPage key={`${requestId} ${begunAt}`} id={requestId} begunAt={begunAt} state={state} isPaused={isPaused} />}
             {page === "planner" && <Planner model={model} />}
@@ -100,7 +100,7 @@ export function App() {
             <span>Baton {state.version}</span>
             <span>policy {state.policy}</span>
             <span>registry {state.registry}</span>
-            {!storedKey() && <a href="docs">API</a>} {/* that page has scripts of another host, which could read the key */}
+            <a href="docs">API</a>
             {!storedKey() && <a href="metrics">Metrics</a>}
             <a href="console/assets/licenses.txt">Licences</a>
           </>

@@ -25,7 +25,7 @@ from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
 
 UnixTime = Annotated[float, Query(ge=0, allow_inf_nan=False)]  # seconds since 1970
-IN_OTHER_FIELDS = ("peer_transports", "tiers", "completed_handovers", "weights_offload")  # of a worker
+IN_OTHER_FIELDS = ("peer_transports", "tiers", "completed_handovers", "weights_offload", "experts")  # of a worker
 
 
 class OperationsApi:
@@ -219,6 +219,7 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "peer_transports": dict(load.peer_transports),
         "kv_tiers": [_fields(tier) for tier in load.tiers],
         "weights_offload": _fields(load.weights_offload) if load.HasField("weights_offload") else None,
+        "experts": _fields(load.experts) if load.HasField("experts") else None,
     }
 
 

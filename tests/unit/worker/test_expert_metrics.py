@@ -21,7 +21,7 @@ from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.worker.cache_feed import CacheFeed
 from baton.worker.engine_host import EngineHost
 from baton.worker.metrics import WorkerMetrics
-from baton.worker.reporting import WorkerCounters
+from baton.worker.reporting import WorkerCounters, load_report
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.group_rig import CPU, HOST, Group, Member
@@ -158,6 +158,28 @@ async def test_there_is_one_series_per_layer(mixtral: Path) -> None:
             assert [sample.labels for sample in family.samples] == expected
     [imbalances] = [family.samples for family in families if family.name == "baton:expert_imbalance"]
     assert all(1 <= sample.value <= 2 for sample in imbalances)
+
+
+async def test_load_reports_have_the_rank_and_its_experts(mixtral: Path) -> None:
+    balance = BalanceSettings(is_enabled=True, step_interval=2)
+    async with hosts(mixtral, Group(), ["rank-0", "rank-1"], balance) as pair:
+        before = [load_report(await host.stats(), WorkerCounters()).experts for host in pair]
+        await serve(pair[0])
+        after = [load_report(await host.stats(), WorkerCounters()).experts for host in pair]
+        imbalances = await pair[0].call(lambda engine: list(engine.group.imbalances))  # type: ignore[union-attr]
+    assert [(each.rank, each.num_ranks, each.epoch, each.imbalance, each.num_rows) for each in before] == [
+        (0, 2, 1, 0.0, 0),
+        (1, 2, 1, 0.0, 0),
+    ]
+    for pair_of_reports in (before, after):
+        assert sorted(expert for each in pair_of_reports for expert in each.experts) == list(range(NUM_EXPERTS))
+    assert sum(each.num_rows for each in after) == NUM_COMPUTED * NUM_CHOSEN * NUM_LAYERS
+    assert {(each.layer, each.imbalance) for each in after} == {(imbalances.index(max(imbalances)), max(imbalances))}
+
+
+async def test_load_reports_outside_of_a_group_have_no_experts(mixtral: Path) -> None:
+    async with hosts(mixtral, None, ["alone"]) as (host,):
+        assert not load_report(await host.stats(), WorkerCounters()).HasField("experts")
 
 
 async def test_a_group_that_is_short_of_ranks_still_serves_metrics(mixtral: Path) -> None:
