@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.experts.group import BalanceSettings, ExpertGroup
+from baton.engine.outputs import ExpertShare
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.kvtransfer.base import PoolIdentity
@@ -160,21 +161,28 @@ async def test_there_is_one_series_per_layer(mixtral: Path) -> None:
     assert all(1 <= sample.value <= 2 for sample in imbalances)
 
 
+def standing(engine: Engine) -> tuple[ExpertShare | None, list[list[list[int]]], list[float]]:
+    """Return a rank's share of the experts, and the placement and the imbalances by layer, at one moment."""
+    assert engine.group is not None
+    return engine.group.share(), list(engine.group._slots), list(engine.group.imbalances)
+
+
 async def test_load_reports_have_the_rank_and_its_experts(mixtral: Path) -> None:
     balance = BalanceSettings(is_enabled=True, step_interval=2)
     async with hosts(mixtral, Group(), ["rank-0", "rank-1"], balance) as pair:
         before = [load_report(await host.stats(), WorkerCounters()).experts for host in pair]
         await serve(pair[0])
         after = [load_report(await host.stats(), WorkerCounters()).experts for host in pair]
-        imbalances = await pair[0].call(lambda engine: list(engine.group.imbalances))  # type: ignore[union-attr]
+        share, slots, imbalances = await pair[0].call(standing)
     assert [(each.rank, each.num_ranks, each.epoch, each.imbalance, each.num_rows) for each in before] == [
         (0, 2, 1, 0.0, 0),
         (1, 2, 1, 0.0, 0),
     ]
-    for pair_of_reports in (before, after):
-        assert sorted(expert for each in pair_of_reports for expert in each.experts) == list(range(NUM_EXPERTS))
+    assert sorted(expert for each in before for expert in each.experts) == list(range(NUM_EXPERTS))
     assert sum(each.num_rows for each in after) == NUM_COMPUTED * NUM_CHOSEN * NUM_LAYERS
-    assert {(each.layer, each.imbalance) for each in after} == {(imbalances.index(max(imbalances)), max(imbalances))}
+    layer = imbalances.index(max(imbalances))
+    assert share is not None
+    assert (share.layer, share.imbalance, list(share.experts)) == (layer, max(imbalances), slots[layer][0])
 
 
 async def test_load_reports_outside_of_a_group_have_no_experts(mixtral: Path) -> None:
