@@ -32,7 +32,7 @@ QUERIES = {  # by query: the page, or its section
     "drain worker": "reliability.html#draining-a-worker",
     "drain a worker": "reliability.html#draining-a-worker",
     "how do I drain a worker?": "reliability.html#draining-a-worker",
-    "what happens when the router dies": "reliability.html#promises",
+    "what happens when the router dies": "faq.html#what-happens-when-a-router-dies",
     "why is the TTFT high?": "how_to/find_out_why_ttft_is_high.html",
     "size of the pools": "how_to/size_the_pools.html",
     "prefill and decode on several machines": "faq.html#how-do-i-run-prefill-and-decode-workers-on-several-machines",
