@@ -22,7 +22,7 @@ WINDOW = {"width": 1000, "height": 900}
 BENCH = ("--request-rate=0.5,1,2", "--num-prompts=30", "--random-input-len=256", "--random-output-len=48")
 SLO = "--slo=ttft=2s,tpot=80ms"
 TRACE = ROOT / "benchmarks" / "data" / "mooncake_conversation.csv"
-SIMULATE = ("--trace", str(TRACE), "--slo=ttft=4s,tpot=50ms", "--gpus=8", "--autoscale", "--seconds=600")
+SIMULATE = ("--trace", str(TRACE), "--slo=ttft=4s,tpot=50ms", "--gpus=6", "--autoscale", "--seconds=300")
 
 
 async def run(*arguments: str) -> None:
