@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def _in_child(function: Callable[..., T], *arguments: object) -> T:
-    """Call a function in a process of its own, whose memory is only its."""
+    """Call a function in a separate process, so that its memory can be measured alone."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 

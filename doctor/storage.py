@@ -143,7 +143,7 @@ def _checkpoint_bytes(model: Path) -> int:
 
 
 def check_kv_store(place: str) -> Finding:
-    """Write, read and delete some blocks in a store, under a namespace of their own. `place`: as --kv-store."""
+    """Write, read and delete some blocks in a store, in a new namespace. `place`: as --kv-store."""
     try:
         store = open_store(place, f"baton-doctor-{uuid.uuid4().hex}", UNBOUNDED)
     except (OptionError, StoreUnavailable, MissingExtra) as error:

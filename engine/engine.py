@@ -324,6 +324,7 @@ class Engine:
             resident_adapters=self.adapters.resident(),
             adapter_load_s=self.adapters.load_s,
             offload=replace(self.weights_source.counters),
+            experts=self.group.share() if self.group is not None else None,
         )
 
     def expert_figures(self) -> ExpertFigures | None:

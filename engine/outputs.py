@@ -72,6 +72,19 @@ class StepOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertShare:
+    """A rank of an expert-parallel group, and its experts in the layer with the most uneven load."""
+
+    rank: int
+    num_ranks: int
+    epoch: int  # of the group; each change of its ranks begins a new one
+    layer: int  # among the layers with experts; the first one until a rebalance has compared them
+    experts: Sequence[int]  # that the rank holds in this layer
+    imbalance: float  # of this layer: the busiest rank's tokens over the mean rank's; 0: not known yet
+    num_rows: int  # token rows of all ranks that this rank's experts have computed since start, in all layers
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Load and counters of an engine."""
 
@@ -97,6 +110,7 @@ class EngineStats:
     offload: OffloadCounters = field(default_factory=OffloadCounters)
     resident_adapters: Sequence[str] = ()  # names of LoRA adapters that a step can use without a copy to the device
     adapter_load_s: float = 0.0  # of the last such copy; 0: there was none
+    experts: ExpertShare | None = None  # None: in no expert-parallel group, or it has not formed
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class Request:
     num_without_states: int = 0
     kv_origins: frozenset[KVOrigin] = NO_ORIGINS  # other models that computed some of its KV
     num_cached_tokens: int = 0  # found in the prefix cache on arrival; updated at first admission
-    num_idle_blocks: int = 0  # of these, held by no request on arrival: admission takes them out of the free ones
+    num_idle_blocks: int = 0  # the cached blocks that no request held on arrival: admission takes them
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0

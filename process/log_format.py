@@ -19,7 +19,7 @@ RENAMED = {"asctime": "time", "levelname": "level", "name": "logger", "exc_info"
 FIELDS = (
     *("time", "level", "process", "role", "worker", "host", "pid", "logger", "request_id", "message"),
     *("exception", "stack"),
-)  # in this order
+)  # in the order in which they are written
 
 
 @dataclass(frozen=True, slots=True)

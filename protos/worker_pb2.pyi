@@ -670,6 +670,7 @@ class WorkerLoad(_message.Message):
     DRAFTING_S_FIELD_NUMBER: _builtins.int
     COMPLETED_HANDOVERS_FIELD_NUMBER: _builtins.int
     WEIGHTS_OFFLOAD_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
     num_running: _builtins.int
     """requests in the batch"""
     num_waiting: _builtins.int
@@ -774,6 +775,10 @@ class WorkerLoad(_message.Message):
     def weights_offload(self) -> Global___OffloadedWeights:
         """absent without weights offload"""
 
+    @_builtins.property
+    def experts(self) -> Global___ExpertShare:
+        """absent outside of an expert-parallel group"""
+
     def __init__(
         self,
         *,
@@ -820,14 +825,65 @@ class WorkerLoad(_message.Message):
         drafting_s: _builtins.float = ...,
         completed_handovers: _abc.Iterable[Global___TransportHandovers] | None = ...,
         weights_offload: Global___OffloadedWeights | None = ...,
+        experts: Global___ExpertShare | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["weights_offload", b"weights_offload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "weights_offload", b"weights_offload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "adapter_load_s", b"adapter_load_s", "checksum_failures", b"checksum_failures", "completed_handovers", b"completed_handovers", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "drafting_s", b"drafting_s", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "resident_adapters", b"resident_adapters", "step_s", b"step_s", "tiers", b"tiers", "weights_offload", b"weights_offload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by_position", b"accepted_by_position", "adapter_load_s", b"adapter_load_s", "checksum_failures", b"checksum_failures", "completed_handovers", b"completed_handovers", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "drafting_s", b"drafting_s", "experts", b"experts", "fetch_bytes_per_s", b"fetch_bytes_per_s", "grammar_compile_s", b"grammar_compile_s", "grammar_mask_s", b"grammar_mask_s", "handover_bytes", b"handover_bytes", "handover_failures", b"handover_failures", "handovers", b"handovers", "num_awaited_blocks", b"num_awaited_blocks", "num_blocks", b"num_blocks", "num_cached_tokens", b"num_cached_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_dropped_pins", b"num_dropped_pins", "num_free_blocks", b"num_free_blocks", "num_generated_tokens", b"num_generated_tokens", "num_grammar_cache_hits", b"num_grammar_cache_hits", "num_grammar_compiles", b"num_grammar_compiles", "num_grammar_forced_tokens", b"num_grammar_forced_tokens", "num_grammar_late_masks", b"num_grammar_late_masks", "num_grammar_masks", b"num_grammar_masks", "num_looked_up_tokens", b"num_looked_up_tokens", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_preemptions", b"num_preemptions", "num_prefilled_tokens", b"num_prefilled_tokens", "num_prefills", b"num_prefills", "num_queued_tokens", b"num_queued_tokens", "num_receiving", b"num_receiving", "num_running", b"num_running", "num_waiting", b"num_waiting", "peer_transports", b"peer_transports", "prefill_tokens_per_s", b"prefill_tokens_per_s", "read_bytes_per_s", b"read_bytes_per_s", "resident_adapters", b"resident_adapters", "step_s", b"step_s", "tiers", b"tiers", "weights_offload", b"weights_offload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
+
+@_typing.final
+class ExpertShare(_message.Message):
+    """A worker as a rank of an expert-parallel group, and its experts in the layer with the most uneven load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    NUM_RANKS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    IMBALANCE_FIELD_NUMBER: _builtins.int
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """its number in the group, from 0"""
+    num_ranks: _builtins.int
+    """ranks of the group"""
+    epoch: _builtins.int
+    """of the group; each change of its ranks begins a new one"""
+    layer: _builtins.int
+    """number of the layer among those with experts; 0 until a rebalance has compared them"""
+    imbalance: _builtins.float
+    """of this layer, at the last rebalance: the busiest rank's tokens over the mean rank's;"""
+    num_rows: _builtins.int
+    """0: not known yet
+    token rows of all ranks that its experts have computed since the start, in all layers
+    """
+    @_builtins.property
+    def experts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """experts that it holds in this layer"""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        num_ranks: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        layer: _builtins.int = ...,
+        experts: _abc.Iterable[_builtins.int] | None = ...,
+        imbalance: _builtins.float = ...,
+        num_rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "experts", b"experts", "imbalance", b"imbalance", "layer", b"layer", "num_ranks", b"num_ranks", "num_rows", b"num_rows", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertShare: _TypeAlias = ExpertShare  # noqa: Y015
 
 @_typing.final
 class OffloadedWeights(_message.Message):

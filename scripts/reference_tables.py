@@ -7,6 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
+from scripts.reference.dashboards import objectives, operations
 from scripts.reference.endpoints import grpc_endpoints, http_endpoints
 from scripts.reference.errors import errors, other_errors
 from scripts.reference.headers import request_headers, response_headers
@@ -23,6 +24,8 @@ TABLES = {
     "matrix": matrix,
     "matrix_notes": matrix_notes,
     "moves": moves,
+    "objectives_panels": objectives,
+    "operations_panels": operations,
     "other_errors": other_errors,
     "request_headers": request_headers,
     "response_headers": response_headers,

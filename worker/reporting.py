@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from baton.engine.offload.counters import OffloadCounters
 from baton.engine.outputs import EngineStats
-from baton.protos.worker_pb2 import KVTier, OffloadedWeights, WorkerLoad
+from baton.engine.outputs import ExpertShare as EngineShare
+from baton.protos.worker_pb2 import ExpertShare, KVTier, OffloadedWeights, WorkerLoad
 from baton.rpc.handover_times import HandoverTimes
 
 MAX_UNTOLD = 1 << 16  # unreported numbers of a watcher; with more none are sent, and the router assumes all of them
@@ -148,6 +149,7 @@ def load_report(
         adapter_load_s=stats.adapter_load_s,
         resident_adapters=stats.resident_adapters,
         weights_offload=_offloaded(stats.offload) if stats.offload.num_stored_bytes else None,
+        experts=None if stats.experts is None else _experts(stats.experts),
     )
 
 
@@ -158,6 +160,18 @@ def _offloaded(offload: OffloadCounters) -> OffloadedWeights:
         wait_s=offload.waited_s,
         expert_hits=offload.num_expert_hits,
         expert_misses=offload.num_expert_misses,
+    )
+
+
+def _experts(share: EngineShare) -> ExpertShare:
+    return ExpertShare(
+        rank=share.rank,
+        num_ranks=share.num_ranks,
+        epoch=share.epoch,
+        layer=share.layer,
+        experts=share.experts,
+        imbalance=share.imbalance,
+        num_rows=share.num_rows,
     )
 
 

@@ -21,8 +21,21 @@ READ_TIMEOUT_S = 10.0
 @url_flag
 @key_flag
 @https_flags
+@click.option(
+    "--begun-at",
+    type=click.FloatRange(min=0),
+    metavar="TIME",
+    help="Of several requests with this id, show the one that began nearest to this Unix time. Default: the last one.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the server's JSON response.")
-def command(request_id: str, url: str, api_key: str | None, as_json: bool, https: ssl.SSLContext | None) -> None:
+def command(
+    request_id: str,
+    url: str,
+    api_key: str | None,
+    begun_at: float | None,
+    as_json: bool,
+    https: ssl.SSLContext | None,
+) -> None:
     """Show where the time of a running or recent request went, at the router and at its workers.
 
     REQUEST_ID is the response's x-request-id. The router keeps timelines if it was started with --keep-timelines or
@@ -35,7 +48,8 @@ def command(request_id: str, url: str, api_key: str | None, as_json: bool, https
     """
     with connect(url, READ_TIMEOUT_S, api_key, https) as client:
         try:
-            response = client.get(f"/timelines/{quote(request_id, safe='')}")
+            parameters = {} if begun_at is None else {"begun_at": begun_at}
+            response = client.get(f"/timelines/{quote(request_id, safe='')}", params=parameters)
             check(response)
             content = json_body(response)
             if as_json:

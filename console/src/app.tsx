@@ -16,7 +16,7 @@ import type { ModelRow, State } from "./state";
 import { Workers } from "./workers";
 
 export function App() {
-  const [{ page, requestId }, setRoute] = useState(() => routeOf(location.hash));
+  const [{ page, requestId, begunAt }, setRoute] = useState(() => routeOf(location.hash));
   const [link, setLink] = useState<Link>({ kind: "connecting" });
   const [state, setState] = useState<State | null>(null);
   const [canControl, setCanControl] = useState(false);
@@ -82,9 +82,9 @@ export function App() {
         {state && model ? (
           <>
             {page === "overview" && <Overview state={state} model={model} />}
-            {page === "workers" && <Workers state={state} canControl={canControl} />}
+            {page === "workers" && <Workers state={state} model={model} canControl={canControl} />}
             {page === "requests" && !requestId && <Requests state={state} model={model} />}
-            {requestId && <RequestPage key={requestId} id={requestId} state={state} isPaused={isPaused} />}
+            {requestId && <RequestPage key={`${requestId} ${begunAt}`} id={requestId} begunAt={begunAt} state={state} isPaused={isPaused} />}
             {page === "planner" && <Planner model={model} />}
             <div hidden={page !== "playground"}>
               <Playground models={state.models.map(({ name }) => name)} model={model.name} draft={draft} />
@@ -100,7 +100,7 @@ export function App() {
             <span>Baton {state.version}</span>
             <span>policy {state.policy}</span>
             <span>registry {state.registry}</span>
-            {!storedKey() && <a href="docs">API</a>} {/* that page has scripts of another host, which could read the key */}
+            <a href="docs">API</a>
             {!storedKey() && <a href="metrics">Metrics</a>}
             <a href="console/assets/licenses.txt">Licences</a>
           </>

@@ -121,7 +121,7 @@ function columns(lines: Line[], at: (value: number) => number) {
 
 function lastKnown(lines: Line[]): number {
   for (let place = NUM_POINTS - 1; place >= NUM_POINTS - 3; place -= 1) {
-    if (lines.some(({ values }) => values[place] != null && values[place] !== 0)) return place;
+    if (lines.some(({ values }) => values[place] != null)) return place;
   }
   return NUM_POINTS - 1;
 }

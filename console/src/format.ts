@@ -39,6 +39,17 @@ export function bytes(value: number): string {
   return `${value < 10 && unit > 0 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
 }
 
+// Numbers in ascending order, with ranges: "0–7, 12".
+export function ranges(numbers: number[]): string {
+  const parts: [first: number, last: number][] = [];
+  for (const each of [...new Set(numbers)].sort((one, other) => one - other)) {
+    const part = parts.at(-1);
+    if (part && part[1] === each - 1) part[1] = each;
+    else parts.push([each, each]);
+  }
+  return parts.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
+}
+
 export function clock(time_s: number): string {
   return new Date(time_s * 1000).toLocaleTimeString("en-GB");
 }

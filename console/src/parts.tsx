@@ -104,9 +104,10 @@ export function Tile(props: { name: string; value: string; unit?: string; more?:
   );
 }
 
-export function RequestLink({ id, text }: { id: string; text?: string }) {
+// `begunAt`: Unix time, for a request that has ended; its id may have been used again.
+export function RequestLink({ id, text, begunAt }: { id: string; text?: string; begunAt?: number }) {
   return (
-    <a class="request-link" href={requestHref(id)} title={`Timeline of ${id}`}>
+    <a class="request-link" href={requestHref(id, begunAt)} title={`Timeline of ${id}`}>
       {text ?? <code>{id}</code>}
     </a>
   );

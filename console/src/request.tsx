@@ -3,6 +3,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import { clock, count, seconds } from "./format";
 import { Empty, Section, Tile } from "./parts";
+import { requestHref } from "./route";
 import { SpanTable } from "./spans";
 import type { RequestRow, StageName, State } from "./state";
 import { firstTokenAt, numberOf, useTimeline, type Timeline } from "./timeline";
@@ -13,7 +14,7 @@ interface LiveRow {
 }
 
 // `isPaused`: a running request is not read again.
-export function RequestPage({ id, state, isPaused }: { id: string; state: State; isPaused: boolean }) {
+export function RequestPage({ id, begunAt, state, isPaused }: { id: string; begunAt: string; state: State; isPaused: boolean }) {
   const heading = useRef<HTMLDivElement>(null);
   useEffect(() => {
     scrollTo(0, 0);
@@ -26,7 +27,7 @@ export function RequestPage({ id, state, isPaused }: { id: string; state: State;
         <a href="#requests">← All requests</a>
         <code>{id}</code>
       </div>
-      {state.keeps_timelines ? <Found id={id} live={live} isPaused={isPaused} /> : <NotKept live={live} />}
+      {state.keeps_timelines ? <Found id={id} begunAt={begunAt} live={live} isPaused={isPaused} /> : <NotKept live={live} />}
     </>
   );
 }
@@ -36,8 +37,8 @@ function liveRows(id: string, state: State): LiveRow[] {
   return stages.flatMap(({ stage, requests }) => requests.filter((row) => row.id === id).map((row) => ({ stage, row })));
 }
 
-function Found({ id, live, isPaused }: { id: string; live: LiveRow[]; isPaused: boolean }) {
-  const [lookup, again] = useTimeline(id, isPaused);
+function Found({ id, begunAt, live, isPaused }: { id: string; begunAt: string; live: LiveRow[]; isPaused: boolean }) {
+  const [lookup, again] = useTimeline(id, begunAt, isPaused);
   if (lookup.kind === "found") return <TimelineView timeline={lookup.timeline} live={live} />;
   if (lookup.kind === "loading") return <Empty>Looking for the request…</Empty>;
   if (lookup.kind === "failed")
@@ -107,6 +108,7 @@ function TimelineView({ timeline, live }: { timeline: Timeline; live: LiveRow[] 
           {`The request ${STATES[stateOf(timeline)]}.`}
         </p>
         {timeline.running && live.length > 0 && <Progress live={live} />}
+        <SameId timeline={timeline} />
       </Section>
       <Section title="Timeline" note={timeline.running ? "The workers' spans follow when their attempt has ended." : `${spans.length} spans in ${processes} ${processes === 1 ? "process" : "processes"}`}>
         <SpanTable timeline={timeline} />
@@ -118,6 +120,25 @@ function TimelineView({ timeline, live }: { timeline: Timeline; live: LiveRow[] 
         )}
       </Section>
     </>
+  );
+}
+
+// Links to the other requests with this id: clients may choose ids, and use one again.
+function SameId({ timeline }: { timeline: Timeline }) {
+  const others = timeline.same_id_begun_at.filter((time) => time !== timeline.begun_at);
+  if (!others.length) return null;
+  return (
+    <nav class="note" aria-label="Requests with the same id">
+      Other requests with this id arrived at{" "}
+      {others.map((time, place) => (
+        <span key={time}>
+          {place > 0 && ", "}
+          <a class="num" href={requestHref(timeline.request_id, time)}>
+            {clock(time)}
+          </a>
+        </span>
+      ))}
+    </nav>
   );
 }
 

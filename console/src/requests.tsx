@@ -98,7 +98,7 @@ function RecentLine({ request, hasModel }: { request: RecentRequest; hasModel: b
   return (
     <tr>
       <th scope="row">
-        <RequestLink id={request.id} />
+        <RequestLink id={request.id} begunAt={request.begun_at} />
       </th>
       <td class="num" data-label="Arrived">{clock(request.begun_at)}</td>
       {hasModel && <td data-label="Model">{request.model || "–"}</td>}

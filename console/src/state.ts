@@ -77,6 +77,24 @@ export interface ModelRow {
   errors: RecentError[];
   plans: PlanRow[];
   plan: PlanRow | null;
+  adapters: AdapterRow[];
+  num_adapters: number;
+}
+
+export interface AdapterRow {
+  name: string;
+  loaded: number;
+  resident: number;
+}
+
+export interface ExpertRow {
+  rank: number;
+  ranks: number;
+  layer: number;
+  experts: number[];
+  num_experts: number; // also those that `experts` leaves out
+  imbalance: number; // 0: not known yet
+  rows: number;
 }
 
 export interface TierRow {
@@ -115,6 +133,7 @@ export interface WorkerRow {
   handovers: number;
   rates: { generated: number; prefilled: number };
   tiers: TierRow[];
+  experts: ExpertRow | null;
 }
 
 export interface State {

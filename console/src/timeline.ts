@@ -32,6 +32,7 @@ export interface Timeline {
   sampled: boolean;
   model: string;
   begun_at: number;
+  same_id_begun_at: number[]; // of all known requests with this id, itself included, ascending
   duration_s: number;
   running: boolean;
   attributes: Attributes;
@@ -50,14 +51,14 @@ const FAILED_MS = 2000;
 const MISSING = [400, 404, 414, 431]; // no such timeline, or an id that is too long; others, such as 401, may pass
 
 // Returns what is known of a request, and a function that looks again. `isFrozen`: a running request is not read again.
-export function useTimeline(id: string, isFrozen: boolean): [Lookup, () => void] {
+export function useTimeline(id: string, begunAt: string, isFrozen: boolean): [Lookup, () => void] {
   const [lookup, setLookup] = useState<Lookup>({ kind: "loading" });
   const [attempt, setAttempt] = useState(0);
   useEffect(() => {
     const abort = new AbortController();
     let timer = 0;
     const look = async () => {
-      const found = await read(id, abort.signal);
+      const found = await read(id, begunAt, abort.signal);
       if (abort.signal.aborted) return;
       setLookup((before) => (found.kind === "failed" && before.kind === "found" ? before : found));
       const pause_ms = pauseAfter(found, isFrozen);
@@ -68,7 +69,7 @@ export function useTimeline(id: string, isFrozen: boolean): [Lookup, () => void]
       abort.abort();
       clearTimeout(timer);
     };
-  }, [id, isFrozen, attempt]);
+  }, [id, begunAt, isFrozen, attempt]);
   return [lookup, () => setAttempt((before) => before + 1)];
 }
 
@@ -77,10 +78,10 @@ function pauseAfter(lookup: Lookup, isFrozen: boolean): number | null {
   return lookup.kind === "found" && lookup.timeline.running && !isFrozen ? RUNNING_MS : null;
 }
 
-async function read(id: string, signal: AbortSignal): Promise<Lookup> {
+async function read(id: string, begunAt: string, signal: AbortSignal): Promise<Lookup> {
   if (id === "." || id === "..") return { kind: "missing", text: "Addresses cannot contain this id, also if it is encoded." };
   try {
-    const path = `timelines/${encodeURIComponent(id)}`;
+    const path = `timelines/${encodeURIComponent(id)}${begunAt && `?begun_at=${begunAt}`}`;
     const response = await fetch(path, { headers: keyHeaders(), signal, cache: "no-store" });
     if (response.ok) return { kind: "found", timeline: (await response.json()) as Timeline };
     const text = await errorText(response);

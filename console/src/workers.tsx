@@ -1,13 +1,15 @@
 // Workers: a table with a filter, and orders for those who may give them.
 
 import { useState } from "preact/hooks";
+import { Adapters } from "./adapters";
 import { OrderDialog, WorkerActions, type Order } from "./controls";
+import { Experts } from "./experts";
 import { count, rate } from "./format";
 import { Empty, Meter, RoleLabel, Section, StateLabel, TableFrame, Tiers } from "./parts";
 import { PoolTable } from "./pools";
-import type { State, WorkerRow } from "./state";
+import type { ModelRow, State, WorkerRow } from "./state";
 
-export function Workers({ state, canControl }: { state: State; canControl: boolean }) {
+export function Workers({ state, model, canControl }: { state: State; model: ModelRow; canControl: boolean }) {
   const [text, setText] = useState("");
   const [role, setRole] = useState("");
   const [order, setOrder] = useState<Order | null>(null);
@@ -46,6 +48,8 @@ export function Workers({ state, canControl }: { state: State; canControl: boole
         {matching.length ? <WorkerTable workers={matching} onOrder={canControl ? setOrder : null} /> : <Empty>No worker matches.</Empty>}
         {!canControl && <p class="note">Workers cannot be drained from here: that needs an admin key, or without API keys the router's own machine.</p>}
       </Section>
+      <Experts workers={state.workers.filter((worker) => worker.model === model.name)} />
+      <Adapters model={model} />
       {order && (
         <OrderDialog
           order={order}

@@ -28,7 +28,7 @@ from baton.engine.experts.nixl_dispatch import NixlLink
 from baton.engine.experts.placement import even_out, is_even, share_missing
 from baton.engine.experts.rebalance import FAILED, Loads, Place, Rebalance, Slots, better_slots
 from baton.engine.layers.expert_reader import ExpertReader
-from baton.engine.outputs import ExpertFigures
+from baton.engine.outputs import ExpertFigures, ExpertShare
 from baton.engine.parallel.group_view import Membership
 from baton.engine.parallel.rank_group import RankGroup
 
@@ -215,6 +215,22 @@ class ExpertGroup:
         chosen = self.tokens_by_expert()
         shares = chosen.amax(dim=1) / chosen.sum(dim=1).clamp(min=1)
         return ExpertFigures(epoch, num_ranks, self.rows_by_layer(), shares.tolist(), self.imbalances)
+
+    def share(self) -> ExpertShare | None:
+        """Return this rank's share of the experts; None without a formed group. Waits for no device."""
+        if not self.ranks.is_formed or not self._slots:
+            return None
+        view, imbalances = self.ranks.view, self.imbalances
+        layer = imbalances.index(max(imbalances)) if imbalances else 0
+        return ExpertShare(
+            rank=view.rank,
+            num_ranks=self.ranks.size,
+            epoch=view.epoch,
+            layer=layer,
+            experts=tuple(self._slots[layer][view.rank]),
+            imbalance=imbalances[layer] if imbalances else 0.0,
+            num_rows=sum(self.rows_by_layer()),
+        )
 
     def rows_by_layer(self) -> list[int]:
         """Return by layer how many rows of all ranks' tokens this rank's experts have computed since start."""

@@ -143,7 +143,7 @@ private:
     const std::vector<const Product*> gate_up_, down_;
 };
 
-// What an adapter adds to one layer's output.
+// The sum that an adapter adds to one layer's output.
 class LowRankProducts {
 public:
     // parts: `a`, and for each of its outputs `b` and the first column of the layer's output.

@@ -14,7 +14,7 @@ class OffloadConfig:
     kind: str = "none"  # one of KINDS
     directory: str | None = None  # of files with weights; None: in the user's cache
     memory_bytes: int | None = None  # for all of the model's weights; None: no limit
-    expert_bytes: int | None = None  # of these, for experts; None: what the other weights leave
+    expert_bytes: int | None = None  # the part of `memory_bytes` for experts; None: what the other weights leave
 
     def check(self) -> None:
         """Raise OptionError for options that mean nothing together."""

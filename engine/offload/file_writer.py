@@ -41,7 +41,7 @@ class FileWriter:
         self._units: list[Unit] = []
         self._weights: list[PlacedWeight] = []
         self._unit: Unit | None = None  # the one being written
-        self._digest = xxh3_128()  # of that unit
+        self._digest = xxh3_128()  # of the unit being written
         self._layer = self._end = 0
         try:
             self._file = path.open("wb")

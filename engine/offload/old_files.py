@@ -21,7 +21,7 @@ class StoredWeights:
     is_in_use: bool
 
     def remove(self) -> bool:
-        """Delete the file; False if a process uses it, or it is gone. Raises OSError."""
+        """Delete the file. Return False if a process uses it or it does not exist. Raises OSError."""
         with _held(self.path) as is_free:
             if not is_free:
                 return False

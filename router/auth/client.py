@@ -208,12 +208,10 @@ class KeyRing:
 
 
 OPEN_PATHS = frozenset(
-    {"/", "/console", "/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready"}
+    {"/", "/console", "/docs", "/redoc", "/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready"}
 )  # for load balancers and browsers; they reveal nothing about the workers
-OPEN_PREFIX = "/console/assets/"  # files of the console's page
-OPERATIONS_PATHS = frozenset(
-    {"/metrics", "/workers", "/pools", "/version", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
-)  # for operators
+OPEN_PREFIXES = ("/console/assets/", "/docs/assets/")  # files of pages
+OPERATIONS_PATHS = frozenset({"/metrics", "/workers", "/pools", "/version", "/openapi.json"})  # for operators
 
 
 def sent_key(headers: Mapping[str, str]) -> str:
@@ -260,4 +258,4 @@ class Gate:
 
     def is_open(self, path: str) -> bool:
         """Return whether a path needs no key. Unknown paths need one."""
-        return self._keys is None or path in self._open_paths or path.startswith(OPEN_PREFIX)
+        return self._keys is None or path in self._open_paths or path.startswith(OPEN_PREFIXES)

@@ -12,11 +12,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from baton.router.console.access import ConsoleAccess
-from baton.router.console.assets import SECURITY_HEADERS, ConsoleAssets
+from baton.router.console.assets import BUILT, SECURITY_HEADERS
 from baton.router.console.controls import WorkerControls, read_order
 from baton.router.console.feed import ConsoleFeed
 from baton.router.console.snapshot import RouterFacts, take_snapshot
 from baton.router.console.worker_rows import RateMeter, WorkerRow, worker_row
+from baton.router.http.built_page import BuiltPage
 from baton.router.http.headers import IS_HEAD, read_headers
 from baton.router.service import RouterService
 from baton.rpc.status import ServiceError
@@ -65,7 +66,7 @@ class ConsoleApi:
 
     def __init__(self, service: RouterService) -> None:
         self._access = ConsoleAccess(service.gate, service.config)
-        self._assets = ConsoleAssets()
+        self._files = BuiltPage(BUILT, SECURITY_HEADERS)
         self._feed = ConsoleFeed(StateReader(service).read)
         self._controls = WorkerControls(list(service.models), service.security)
 
@@ -89,11 +90,11 @@ class ConsoleApi:
 
     async def page(self, _request: Request) -> Response:
         """Return the page. It holds nothing of this router, and asks for a key itself."""
-        return self._assets.page()
+        return self._files.page()
 
     async def asset(self, request: Request) -> Response:
         """Return one of its files."""
-        return self._assets.asset(request.path_params["name"])
+        return self._files.asset(request.path_params["name"])
 
     async def events(self, request: Request) -> Response:
         """Return the stream of states; for HEAD its headers. Raises as `check_view` or `check_room`."""

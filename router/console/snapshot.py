@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.membership.registry.plan_report import PlanReport
+from baton.router.console.adapter_rows import AdapterRow, adapter_rows
 from baton.router.console.worker_rows import MAX_TEXT_CHARS, PoolRow, WorkerRow, pool_rows
 from baton.router.metrics.live import LiveCompletion, LiveCompletions, Stage
 from baton.router.metrics.recent import SPAN_S, Figures, RecentError
@@ -72,6 +73,8 @@ class ModelRow:
     errors: tuple[RecentError, ...]  # the latest first
     plans: tuple[PlanRow, ...]  # the latest first
     plan: PlanRow | None  # the current one; None: no autoscaler plans now
+    adapters: tuple[AdapterRow, ...]
+    num_adapters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ def take_snapshot(
 def _model(model: ServedModel) -> ModelRow:
     admission, recent, live = model.admission, model.metrics.recent, model.metrics.live
     targets, latest = recent.targets, model.plan.latest
+    adapters = () if model.catalog is None else model.catalog.adapters
     return ModelRow(
         name=model.name,
         ready=model.is_ready(),
@@ -145,6 +149,8 @@ def _model(model: ServedModel) -> ModelRow:
         errors=tuple(reversed(recent.errors)),
         plans=tuple(map(_plan, reversed(model.plan.decisions))),
         plan=None if latest is None else _plan(latest),
+        adapters=adapter_rows(adapters, list(model.pool.connections)),
+        num_adapters=len(adapters),
     )
 
 

@@ -3,9 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, isfinite
 
-from baton.protos.worker_pb2 import WorkerLoad
+from baton.protos.worker_pb2 import ExpertShare, WorkerLoad
 from baton.router.metrics.worker_series import cache_usage
 from baton.router.policy.cluster import WorkerRole
 from baton.router.workers.connection import ROLES, WorkerConnection
@@ -13,6 +13,7 @@ from baton.router.workers.connection_state import ConnectionState
 
 MAX_TEXT_CHARS = 160  # of an id, an address or an error
 MAX_TIERS = 6
+MAX_EXPERTS = 64  # of one worker
 SMOOTH_S = 3.0  # time constant of token rates
 MAX_GAP_S = 5 * SMOOTH_S  # between two readings of a rate; after a longer gap without viewers, rates start anew
 ROLE_ORDER = [role.value for role in WorkerRole]
@@ -36,6 +37,19 @@ class TokenRates:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRow:
+    """A worker's rank in an expert-parallel group, and its experts in the layer with the most uneven load."""
+
+    rank: int
+    ranks: int
+    layer: int
+    experts: tuple[int, ...]
+    num_experts: int  # in this layer, also of those that `experts` leaves out
+    imbalance: float  # 0: not known yet
+    rows: int  # token rows that its experts have computed since its start
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRow:
     """One worker. All but the first five fields are unknown while the router is not connected to it."""
 
@@ -52,6 +66,7 @@ class WorkerRow:
     handovers: int = 0
     rates: TokenRates = TokenRates()
     tiers: tuple[TierRow, ...] = ()
+    experts: ExpertRow | None = None  # None: in no expert-parallel group
 
     @property
     def load(self) -> tuple[bool, int, float]:
@@ -141,6 +156,19 @@ def worker_row(model: str, connection: WorkerConnection, meter: RateMeter, now_s
         tiers=tuple(
             TierRow(tier.name[:MAX_TEXT_CHARS], tier.num_bytes, tier.capacity_bytes) for tier in load.tiers[:MAX_TIERS]
         ),
+        experts=_expert_row(load.experts) if load.HasField("experts") else None,
+    )
+
+
+def _expert_row(share: ExpertShare) -> ExpertRow:
+    return ExpertRow(
+        rank=share.rank,
+        ranks=share.num_ranks,
+        layer=share.layer,
+        experts=tuple(share.experts[:MAX_EXPERTS]),
+        num_experts=len(share.experts),
+        imbalance=round(share.imbalance, 3) if isfinite(share.imbalance) else 0.0,
+        rows=share.num_rows,
     )
 
 

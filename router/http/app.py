@@ -17,17 +17,19 @@ from baton.router.admission.unread_output import UnreadOutput
 from baton.router.anthropic import errors as anthropic
 from baton.router.anthropic.messages import MessagesApi
 from baton.router.anthropic.request import CountTokensRequest, MessagesRequest
+from baton.router.api_docs.routes import docs_routes
 from baton.router.auth.client import Gate
 from baton.router.batches.api import BatchesApi, add_batch_routes
 from baton.router.batches.request import BatchRequest
 from baton.router.console.api import ConsoleApi, index_route
-from baton.router.console.assets import is_built
+from baton.router.console.assets import BUILT
 from baton.router.embeddings.api import EmbeddingsApi
 from baton.router.embeddings.request import EmbeddingRequest
 from baton.router.files.api import add_file_routes
 from baton.router.files.errors import error_response as files_error
 from baton.router.http.body_reader import BodyReader
 from baton.router.http.body_route import Body, BodyIntake, BodyRoute
+from baton.router.http.built_page import is_built
 from baton.router.http.exchange import Exchange
 from baton.router.http.headers import IS_HEAD
 from baton.router.http.middleware import CrossOrigin, GateMiddleware, RequestIdMiddleware
@@ -127,10 +129,10 @@ def make_http_app(service: RouterService) -> HttpApp:
     add_file_routes(others, service)
     add_batch_routes(others, service)
     add_pin_routes(others, service)
-    has_console = config.console and is_built()
+    has_console = config.console and is_built(BUILT)
     if has_console is not config.console:
         logger.warning("there is no console: its page is missing in this installation")
-    others.router.routes += [*tensors.routes(), index_route(has_console)]
+    others.router.routes += [*tensors.routes(), index_route(has_console), *docs_routes()]
     closing, leaving = ExitStack(), ExitStack()
     closing.callback(intake.reader.close)
     if has_console:
@@ -188,7 +190,8 @@ class _DescribedApp(FastAPI):
     """FastAPI with a complete /openapi.json, encoded once."""
 
     def __init__(self, description: Description) -> None:
-        super().__init__(title="Baton", redirect_slashes=False)  # redirects would repeat the Host header of a proxy
+        # Redirects of slashes would repeat the Host header of a proxy; FastAPI's pages load scripts of another host.
+        super().__init__(title="Baton", redirect_slashes=False, docs_url=None, redoc_url=None)
         self._description = description
         self._encoded = b""
 

@@ -126,13 +126,17 @@ class RecentFigures:
         self._note(status, "", f"refused by the router's queue: {reason}", is_counted=True)
 
     def series(self) -> list[Figures]:
-        """Return the figures of all spans, the oldest first; the last one has not ended."""
+        """Return the figures of the spans that have ended, the oldest first; before the first one has, those so far.
+
+        The current span would look like a fall to zero when it has just begun.
+        """
         counts = self._span()
         current = self._number
-        numbers = range(max(int(self._began_s // SPAN_S), current - NUM_SPANS + 1), current)
+        numbers = range(max(int(self._began_s // SPAN_S), current - NUM_SPANS), current)
         self._ended = {number: self._of_ended(number) for number in numbers}
-        begins_s = max(current * SPAN_S, self._began_s)
-        return [*self._ended.values(), figures([counts], max(1.0, self._clock() - begins_s))]
+        if self._ended:
+            return list(self._ended.values())
+        return [figures([counts], max(1.0, self._clock() - self._began_s))]
 
     def total(self) -> Figures:
         """Return the figures of the last minute."""
@@ -162,7 +166,7 @@ class RecentFigures:
         now_s = self._clock()
         if now_s >= self._ends_s:
             number = int(now_s // SPAN_S)
-            kept = {each: counts for each, counts in self._spans.items() if each > number - NUM_SPANS}
+            kept = {each: counts for each, counts in self._spans.items() if each >= number - NUM_SPANS}
             self._current, self._number, self._ends_s = SpanCounts(), number, (number + 1) * SPAN_S
             self._spans = {**kept, number: self._current}
         return self._current

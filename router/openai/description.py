@@ -107,7 +107,7 @@ GET_ERRORS: Mapping[str, Mapping[int, str]] = {
     "/v1/models/{name}": {404: "The model does not exist."},
     "/pools": {400: "The model is not named, but there are several.", 404: "The model does not exist."},
     "/ready": {503: "No request would be served now."},
-    "/timelines/{request_id}": {404: "No timeline of the request is kept."},
+    "/timelines/{request_id}": {400: "`begun_at` is no Unix time.", 404: "No timeline of the request is kept."},
     "/v1/responses/{response_id}": STORED_ERRORS,
     "/v1/responses/{response_id}/input_items": STORED_ERRORS,
     "/v1/responses/{response_id}/cancel": STORED_ERRORS,

@@ -1,6 +1,7 @@
 """Routes for operators and monitoring: models, health, readiness, metrics, workers."""
 
 import asyncio
+import re
 from collections.abc import Collection, Sequence
 from functools import partial
 from importlib import metadata
@@ -10,7 +11,7 @@ from fastapi import Request
 from google.protobuf.message import Message
 from starlette.responses import Response
 
-from baton.router.errors import UnknownTimeline
+from baton.router.errors import FieldError, UnknownTimeline
 from baton.router.http.headers import read_headers
 from baton.router.http.paced_response import PacedResponse
 from baton.router.index.prefix_index import stores_of
@@ -22,8 +23,10 @@ from baton.router.shared_result import SharedResult
 from baton.router.workers.connection import ROLES, WorkerConnection
 from baton.router.workers.connection_state import ConnectionState
 from baton.router.workers.pool import WorkerPool
+from baton.settings.values import shown
 
-IN_OTHER_FIELDS = ("peer_transports", "tiers", "completed_handovers", "weights_offload")  # of a worker
+UNIX_TIME = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
+IN_OTHER_FIELDS = ("peer_transports", "tiers", "completed_handovers", "weights_offload", "experts")  # of a worker
 
 
 class OperationsApi:
@@ -93,16 +96,20 @@ class OperationsApi:
             {"object": "cache.clear", "blocks": {name: count for each in found for name, count in each.items()}}
         )
 
-    async def timeline(self, request: Request, request_id: str) -> Response:
-        """Return the timeline of a running or recent request of the client's tenant. Raises UnknownTimeline."""
+    async def timeline(self, request: Request, request_id: str, begun_at: str | None = None) -> Response:
+        """Return the timeline of a running or recent request of the client's tenant.
+
+        `begun_at`: of several requests with this id, return the one that began nearest to this Unix time; None: the
+        last one. Raises UnknownTimeline, or FieldError for a time that is no number.
+        """
         recording = self._service.recording
         if recording is None or recording.timelines is None:
             raise UnknownTimeline("this router keeps no timelines; start it with --keep-timelines 1000")
         client = self._service.gate.client(read_headers(request.scope["headers"]))
-        content = await recording.find(client, request_id)
-        if content is None:
+        found = await recording.find(client, request_id, _unix_time(begun_at))
+        if found is None:
             raise UnknownTimeline("the request is unknown, or older than those that are kept")
-        return self._page(content)
+        return self._page(orjson.dumps(found))
 
     async def pools(self, model: str | None = None) -> Response:
         """Return the router's report on the traffic and the workers of a model, for autoscalers.
@@ -214,7 +221,14 @@ def _worker(pool: WorkerPool, connection: WorkerConnection) -> dict[str, object]
         "peer_transports": dict(load.peer_transports),
         "kv_tiers": [_fields(tier) for tier in load.tiers],
         "weights_offload": _fields(load.weights_offload) if load.HasField("weights_offload") else None,
+        "experts": _fields(load.experts) if load.HasField("experts") else None,
     }
+
+
+def _unix_time(text: str | None) -> float | None:
+    if text is not None and UNIX_TIME.fullmatch(text) is None:
+        raise FieldError("begun_at", f"begun_at is {shown(text)}, but must be a Unix time, such as 1764351234.5")
+    return None if text is None else float(text)
 
 
 def _fields(message: Message, without: Collection[str] = ()) -> dict[str, object]:

@@ -110,7 +110,7 @@ class WorkerTimes:
     missing: int  # tokens of the prompt that the worker lacks
     num_step_tokens: int  # token budget of a step
     num_running: int  # sequences that run, or soon will
-    num_decoding: int  # of these, that decode, or will when the prompts there are computed
+    num_decoding: int  # those of `num_running` that decode, or will when the prompts there are computed
     step_s: float  # of a step that decodes these
     queue_s: float  # until its queued prompts are computed; at least half of the step in flight
     room_s: float  # until enough sequences have finished for a place in the batch and the blocks of the prompt

@@ -83,7 +83,7 @@ class Targets:
         if worker.num_decoding:
             there = sum(length * _slowing(share, cost, delays / length) for length in lengths)
             disturbed = worker.num_decoding * there / total
-        if step_s > 0:  # for those that arrive, on average halfway
+        if step_s > 0:  # requests that will arrive do so on average halfway
             comes = sum(_slowing(share, cost, delays / 2 / length) for length in lengths)
             disturbed += num_staying * work_s * comes / (total * step_s)
         return self.ttft_s * (disturbed + next_prompt)

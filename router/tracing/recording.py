@@ -10,8 +10,9 @@ from types import TracebackType
 from baton.router.auth.client import ANONYMOUS, Client
 from baton.router.config import RouterConfig
 from baton.router.tracing.request_trace import RequestTrace
+from baton.router.tracing.timeline import Timeline
 from baton.router.tracing.timeline_group import TimelineGroup
-from baton.router.tracing.timelines import ANY_OWNER, TimelineKey, Timelines
+from baton.router.tracing.timelines import ANY_OWNER, TimelineQuery, Timelines
 from baton.rpc.tracing.base import Tracer
 from baton.rpc.tracing.context import TraceContext, new_span_id, new_trace_id, read_context
 from baton.rpc.tracing.factory import open_tracer
@@ -62,24 +63,25 @@ class Recording:
         if self.timelines is not None and trace.request_id:
             self.timelines.keep(trace)
 
-    async def find(self, client: Client, request_id: str) -> bytes | None:
+    async def find(self, client: Client, request_id: str, begun_at: float | None = None) -> Timeline | None:
         """Return the timeline of a request, whichever process serves it; None if its tenant has none.
 
-        A client with an admin key finds the requests of all tenants, its own first.
+        A client with an admin key finds the requests of all tenants, its own first. `begun_at`: Unix time, to choose
+        among requests with the same id; None: the one that began last.
         """
         if not is_name(request_id):
             return None
         is_admin = client.key is not None and client.key.is_admin
         for owner in (client.owner, *((ANY_OWNER,) if is_admin else ())):
-            timeline = await self._find(TimelineKey(owner, request_id))
+            timeline = await self._find(TimelineQuery(owner, request_id, begun_at))
             if timeline is not None:
                 return timeline
         return None
 
-    async def _find(self, key: TimelineKey) -> bytes | None:
+    async def _find(self, query: TimelineQuery) -> Timeline | None:
         if self.group is not None:
-            return await self.group.find(key)
-        return None if self.timelines is None else self.timelines.find(key)
+            return await self.group.find(query)
+        return None if self.timelines is None else self.timelines.find(query)
 
     async def __aenter__(self) -> "Recording":
         if self.group is not None:

@@ -57,6 +57,11 @@ class RequestTrace:
         self._first_s: float | None = None  # until the first token of any completion
 
     @property
+    def begun_at(self) -> float:
+        """Unix time at which the request began."""
+        return self.root.begun_s + self.recorder.wall_offset_s
+
+    @property
     def exemplar(self) -> str | None:
         """The trace's id for exemplars of metrics; None if it is not exported."""
         return f"{self.root.context.trace_id:032x}" if self.root.context.is_sampled else None

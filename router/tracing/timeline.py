@@ -39,6 +39,7 @@ class Timeline(TypedDict):
     sampled: bool
     model: str  # empty: the request named none that is served
     begun_at: float  # seconds since 1970
+    same_id_begun_at: list[float]  # of all known requests with this id, itself included, ascending
     duration_s: float
     running: bool  # the request has not ended: spans of its current workers are still missing
     attributes: Mapping[str, Attribute]
@@ -54,7 +55,8 @@ def timeline_of(trace: RequestTrace) -> Timeline:
         "trace_id": f"{root.context.trace_id:032x}",
         "sampled": root.context.is_sampled,
         "model": trace.model,
-        "begun_at": root.begun_s + trace.recorder.wall_offset_s,
+        "begun_at": trace.begun_at,
+        "same_id_begun_at": [trace.begun_at],
         "duration_s": root.duration_s,
         "running": root.ended_s is None,
         "attributes": root.attributes,

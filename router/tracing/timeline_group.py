@@ -8,7 +8,8 @@ from types import TracebackType
 import orjson
 
 from baton.router.process_socket import ProcessSocket
-from baton.router.tracing.timelines import TimelineKey, Timelines
+from baton.router.tracing.timeline import Timeline
+from baton.router.tracing.timelines import TimelineQuery, Timelines, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +31,31 @@ class TimelineGroup:
     ) -> None:
         await self._socket.__aexit__(kind, error, trace)
 
-    async def find(self, key: TimelineKey) -> bytes | None:
-        """Return the newest timeline with this key of all processes; None if none has one."""
-        others = await self._socket.ask(f"{key.owner} {key.request_id}")
-        timelines = (self._timelines.find(key), *others.values())
-        begun_at = {each: at for each in timelines if each and (at := _begun_at(each)) is not None}
-        return max(begun_at, key=begun_at.__getitem__, default=None)
+    async def find(self, query: TimelineQuery) -> Timeline | None:
+        """Return the timeline that is asked for, whichever process has it; None if none has one."""
+        begun_at = "" if query.begun_at is None else repr(query.begun_at)
+        others = await self._socket.ask(f"{query.owner} {query.request_id} {begun_at}")
+        every = (self._timelines.find(query), *map(_decoded, others.values()))
+        found = {each["begun_at"]: each for each in every if each is not None}
+        if not found:
+            return None
+        timeline = found[nearest(found, query.begun_at)]
+        timeline["same_id_begun_at"] = sorted({at for each in found.values() for at in each["same_id_begun_at"]})
+        return timeline
 
     async def _find_own(self, line: str) -> bytes:
-        owner, request_id = line.split(" ")
-        return self._timelines.find(TimelineKey(owner, request_id)) or b""
+        owner, request_id, begun_at = line.split(" ")
+        found = self._timelines.find(TimelineQuery(owner, request_id, float(begun_at) if begun_at else None))
+        return b"" if found is None else orjson.dumps(found)
 
 
-def _begun_at(timeline: bytes) -> float | None:
-    """Return the time at which the request began; None if the timeline is truncated, as after its sender's death."""
+def _decoded(response: bytes | None) -> Timeline | None:
+    """Return a process's timeline; None if it has none, or the response is truncated, as after its sender's death."""
+    if not response:
+        return None
     try:
-        return float(orjson.loads(timeline)["begun_at"])
+        timeline: Timeline = orjson.loads(response)
     except ValueError as error:
         logger.debug("the timeline of a router process is unreadable: %r", error)
         return None
+    return timeline

@@ -1,32 +1,47 @@
 """Timelines of running and recent requests, for `baton trace` and the console."""
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
-from weakref import WeakValueDictionary
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from weakref import WeakSet
 
 import orjson
 
 from baton.router.tracing.recent_request import RecentRequest, recent_request
 from baton.router.tracing.request_trace import RequestTrace
-from baton.router.tracing.timeline import timeline_of
+from baton.router.tracing.timeline import Timeline, timeline_of
 
 MAX_BYTES = 64 << 20  # of all timelines; one of many completions takes some 100 KB
 MAX_RECENT = 30
+MAX_SAME_ID = 16  # requests with the same id and owner
 ANY_OWNER = "*"  # of administrators' questions
 
-Found = TypeVar("Found")
 
+@dataclass(frozen=True, slots=True)
+class TimelineQuery:
+    """A request, named by its id: clients of different tenants may choose the same id, and a client may repeat one."""
 
-class TimelineKey(NamedTuple):
-    """Name of a timeline: clients of different tenants may choose the same id."""
-
-    owner: str  # of the request; empty: anonymous; ANY_OWNER: finds the last one with this id
+    owner: str  # of the request; empty: anonymous; ANY_OWNER: of any
     request_id: str
+    begun_at: float | None = None  # Unix time nearest to which it began; None: the one that began last
+
+    def is_for(self, owner: str) -> bool:
+        """Return whether requests of this owner are meant."""
+        return self.owner in (owner, ANY_OWNER)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTimeline:
+    """The timeline of a request that ended, as JSON, since objects would burden the garbage collector."""
+
+    owner: str
+    request_id: str
+    begun_at: float
+    encoded: bytes
 
 
 class Timelines:
-    """The timelines of the last requests that ended, as JSON, since objects would burden the garbage collector.
+    """The timelines of the last requests that ended.
 
     The traces of running requests belong to their front ends, and are found here until these end or drop them.
     """
@@ -36,35 +51,60 @@ class Timelines:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._by_key: OrderedDict[TimelineKey, bytes] = OrderedDict()
-        self._running: WeakValueDictionary[TimelineKey, RequestTrace] = WeakValueDictionary()
+        self._num_kept = 0  # since the start
+        self._kept: OrderedDict[int, KeptTimeline] = OrderedDict()  # by number, in the order in which they ended
+        self._numbers: dict[str, list[int]] = {}  # of the kept ones by request id
+        self._running: WeakSet[RequestTrace] = WeakSet()
 
     def begin(self, trace: RequestTrace) -> None:
-        """Add a running request. Of several with the same id, the last one is found."""
-        key = TimelineKey(trace.owner, trace.request_id)
-        self._running.pop(key, None)  # an entry that is replaced would keep its place
-        self._running[key] = trace
+        """Add a running request."""
+        self._running.add(trace)
 
     def keep(self, trace: RequestTrace) -> None:
         """Keep the timeline of a request that ended, and drop the oldest ones if there are too many."""
-        key = TimelineKey(trace.owner, trace.request_id)
-        if self._running.get(key) is trace:
-            del self._running[key]
-        self._num_bytes -= len(self._by_key.pop(key, b""))  # clients may repeat ids; the last request counts
-        timeline = self._by_key[key] = orjson.dumps(timeline_of(trace))
+        self._running.discard(trace)
         self.recent.append(recent_request(trace))
-        self._num_bytes += len(timeline)
-        while len(self._by_key) > self._max_requests or self._num_bytes > self._max_bytes:
-            self._num_bytes -= len(self._by_key.popitem(last=False)[1])
+        kept = KeptTimeline(trace.owner, trace.request_id, trace.begun_at, orjson.dumps(timeline_of(trace)))
+        self._num_kept += 1
+        self._kept[self._num_kept] = kept
+        self._numbers.setdefault(kept.request_id, []).append(self._num_kept)
+        self._num_bytes += len(kept.encoded)
+        same = [each for each in self._numbers[kept.request_id] if self._kept[each].owner == kept.owner]
+        if len(same) > MAX_SAME_ID:
+            self._drop(same[0])
+        while len(self._kept) > self._max_requests or self._num_bytes > self._max_bytes:
+            self._drop(next(iter(self._kept)))
 
-    def find(self, key: TimelineKey) -> bytes | None:
-        """Return the newest timeline with this key; None if the request is unknown or was dropped."""
-        running = _last(self._running, key)
-        return _last(self._by_key, key) if running is None else orjson.dumps(timeline_of(running))
+    def find(self, query: TimelineQuery) -> Timeline | None:
+        """Return the timeline that is asked for; None if the request is unknown or was dropped."""
+        found: dict[float, KeptTimeline | RequestTrace] = {each.begun_at: each for each in self._kept_ones(query)}
+        found |= {trace.begun_at: trace for trace in self._running_ones(query)}
+        if not found:
+            return None
+        chosen = found[nearest(found, query.begun_at)]
+        timeline: Timeline = timeline_of(chosen) if isinstance(chosen, RequestTrace) else orjson.loads(chosen.encoded)
+        timeline["same_id_begun_at"] = sorted(found)
+        return timeline
+
+    def _kept_ones(self, query: TimelineQuery) -> Iterator[KeptTimeline]:
+        for number in self._numbers.get(query.request_id, ()):
+            if query.is_for(self._kept[number].owner):
+                yield self._kept[number]
+
+    def _running_ones(self, query: TimelineQuery) -> Iterator[RequestTrace]:
+        for trace in self._running:
+            if trace.request_id == query.request_id and query.is_for(trace.owner):
+                yield trace
+
+    def _drop(self, number: int) -> None:
+        dropped = self._kept.pop(number)
+        self._num_bytes -= len(dropped.encoded)
+        numbers = self._numbers[dropped.request_id]
+        numbers.remove(number)
+        if not numbers:
+            del self._numbers[dropped.request_id]
 
 
-def _last(by_key: Mapping[TimelineKey, Found], wanted: TimelineKey) -> Found | None:
-    if wanted.owner != ANY_OWNER:
-        return by_key.get(wanted)
-    found = [each for key, each in by_key.items() if key.request_id == wanted.request_id]
-    return found[-1] if found else None
+def nearest(times: Iterable[float], wanted: float | None) -> float:
+    """Return the time that is nearest to the wanted one; None: the last one."""
+    return max(times) if wanted is None else min(times, key=lambda each: abs(each - wanted))

@@ -1,4 +1,4 @@
-"""What the router's commands add to a worker's load, with running sums, so that a read takes constant time."""
+"""The load that the router's commands add to a worker, with running sums, so that a read takes constant time."""
 
 from collections import Counter
 from dataclasses import dataclass

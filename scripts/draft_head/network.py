@@ -80,7 +80,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """A head of EAGLE-3 without an embedding of its own."""
+    """A head of EAGLE-3 that shares the model's embedding."""
 
     def __init__(self, sizes: HeadSizes) -> None:
         super().__init__()

@@ -19,6 +19,8 @@ NEEDED = (
     r"baton/bundled_model/config\.json",
     r"baton/protos/worker\.proto",
     r"baton/protos/worker_pb2\.py",
+    r"baton/router/api_docs/built/index\.html",
+    r"baton/router/api_docs/built/assets/docs-[^/]*\.js",
     r"baton/router/console/built/index\.html",
     r"baton/router/console/built/assets/console-[^/]*\.js",
     r"baton/deployment/ray/app\.py",

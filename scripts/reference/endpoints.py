@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from starlette.routing import Route
 
 from baton.protos import open_inference_pb2, router_pb2
-from baton.router.auth.client import OPEN_PATHS, OPEN_PREFIX, OPERATIONS_PATHS
+from baton.router.auth.client import OPEN_PATHS, OPEN_PREFIXES, OPERATIONS_PATHS
 from baton.router.http.app import HttpApp
 from baton.router.kserve.grpc_service import OPEN_METHODS
 from baton.router.service import RouterService
@@ -57,9 +57,9 @@ MEANINGS: Mapping[str, str] = {  # by path, or by method and path
     "/timelines/{request_id}": "where the time of a [request](../tracing.md#timelines) went; `baton trace` draws it",
     "/pools": "the router's report on traffic and workers, for autoscalers",
     "/openapi.json": "description of every field, bound, status and response",
-    "/docs": "the description as a page (its scripts come from another host)",
-    "/docs/oauth2-redirect": "part of that page",
-    "/redoc": "the description as another page (its scripts come from another host)",
+    "/docs": "the description as a page, by Swagger UI; it loads nothing from other hosts",
+    "/docs/assets/{name}": "files of that page",
+    "/redoc": "leads to `/docs`",
     "/v2": "[KServe's protocol](../api.md#kserve-and-triton): the server",
     "/v2/health/live": "200 while the process is alive",
     "/v2/health/ready": "200 if a request would be served now, otherwise 503",
@@ -120,4 +120,6 @@ def _of_app(_service: RouterService, app: HttpApp) -> str:
 
 
 def _key(path: str) -> str:
-    return NO if path in OPEN_PATHS or path.startswith(OPEN_PREFIX) else OPERATIONS if path in OPERATIONS_PATHS else YES
+    return (
+        NO if path in OPEN_PATHS or path.startswith(OPEN_PREFIXES) else OPERATIONS if path in OPERATIONS_PATHS else YES
+    )

@@ -1,6 +1,8 @@
 """Summary that `baton serve` prints once it is ready: model, device, capacity, URL, and example requests."""
 
 import json
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,14 +79,22 @@ class Banner:
         return " + ".join(f"{roles.count(role)} {names.get(role, role)}" for role in dict.fromkeys(roles))
 
     def _examples(self) -> str:
-        url = self.plan.url
+        url, program = self.plan.url, program_name(sys.argv[0])
         messages = [{"role": "user", "content": "What does a file do?"}]
         quoted = json.dumps({"model": self.plan.router.model_name, "messages": messages}).replace("'", "'\\''")
         return (
             f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{quoted}'\n\n"
-            f"  baton chat --url {url}      baton status --url {url}\n\n"
+            f"  {program} chat --url {url}      {program} status --url {url}\n\n"
             f"Logs are in {self.log_dir}. Press Ctrl-C to stop."
         )
+
+
+def program_name(called: str) -> str:
+    """Return the name by which a shell finds this program: `called` if `PATH` has no `baton` or another one."""
+    if Path(called).name != "baton" or not Path(called).is_file():  # python -m baton
+        return "baton"
+    found = shutil.which("baton")
+    return "baton" if found is not None and Path(found).samefile(called) else called
 
 
 def abbreviated(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -76,7 +77,7 @@ def timeline_chart(content: object, width: int) -> RenderableType:
         times = seconds(span.number("start_s")), seconds(span.number("duration_s"))
         table.add_row(Text(name, style), Text(span.text("where")), *times, _bar(span, total_s, bar_chars))
     notes = [Text(line, style="dim") for span in spans for line in _notes(span)]
-    return Group(_title(request, total_s), Text(), table, Text(), *notes)
+    return Group(_title(request, total_s), *_same_id(request), Text(), table, Text(), *notes)
 
 
 def seconds(value: float) -> str:
@@ -95,6 +96,16 @@ def _title(request: ChartSpan, total_s: float) -> Text:
     if request.fields.get("sampled"):
         facts.append(f"trace {request.text('trace_id')}")
     return Text("  ".join(fact for fact in facts if fact), style="bold")
+
+
+def _same_id(request: ChartSpan) -> Iterator[Text]:
+    """Yield a line with the options that show the other requests with this id, if there are any."""
+    times = request.fields.get("same_id_begun_at")
+    others = [each for each in (times if isinstance(times, list) else ()) if each != request.fields.get("begun_at")]
+    if others:
+        begun = datetime.fromtimestamp(request.number("begun_at")).astimezone().isoformat(" ", "milliseconds")
+        options = ", ".join(f"--begun-at {each}" for each in others)
+        yield Text(f"began at {begun}; other requests with this id: {options}", style="dim")
 
 
 def _bar(span: ChartSpan, total_s: float, num_chars: int) -> Text:

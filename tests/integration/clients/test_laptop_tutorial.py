@@ -1,44 +1,54 @@
-"""The commands of docs/tutorials/laptop.md, run as a reader would; `make serve` is run by test_newcomer."""
+"""The commands of the first tutorial, run one after the other in a clone of the last commit."""
 
+import asyncio
 import re
-import subprocess
-import sys
+import shutil
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 import pytest
 
-from baton.deployment.local.ports import free_ports
-from tests.integration.clients.test_newcomer import ROOT, running, wait_ready
+from tests.integration.cloned_server import ROOT, clone, made_server, needs_clone
 
-PAGE = (ROOT / "docs" / "tutorials" / "laptop.md").read_text()
-BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+TUTORIAL = (ROOT / "docs" / "tutorials" / "laptop.md").read_text(encoding="utf-8")
+HANDED_OVER = 193  # tokens, by the page
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl"),
+    *needs_clone,
+]
 
 
-def test_the_page_has_the_blocks_that_are_run() -> None:
-    assert BLOCKS[0] == "make serve\n"
-    assert len(BLOCKS) == 6
+def commands() -> list[str]:
+    """Return the page's blocks of commands; each may use what the ones before it define."""
+    return re.findall(r"^```sh\n(.*?)^```", TUTORIAL, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.slow
-def test_the_tutorial_is_true(tmp_path: Path) -> None:
-    [port] = free_ports("127.0.0.1", 1)
-    log = tmp_path / "serve.log"
-    with running(f"{sys.executable} -m baton serve --port {port}", ROOT, log) as process:
-        wait_ready(process, log)
+async def outputs(blocks: list[str], directory: Path) -> list[str]:
+    """Run the blocks in one bash, as in one terminal, and return the output of each."""
+    mark = "--- the next block ---"
+    script = f"\necho '{mark}'\n".join(blocks)
+    process = await asyncio.create_subprocess_exec("bash", "-c", script, cwd=directory, stdout=PIPE, stderr=STDOUT)
+    output, _ = await process.communicate()
+    return output.decode().split(f"{mark}\n")
 
-        def run(*blocks: str) -> str:
-            script = "".join(blocks).replace(":8000", f":{port}")
-            return subprocess.run(
-                ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
-            ).stdout
 
-        chat, handover, ask, kill, counts = BLOCKS[1:]
-        assert '"finish_reason":"stop"' in run(chat)
-        [shown] = re.findall(r"```text\n(x-baton.*?)```", PAGE, re.DOTALL)
-        assert shown.strip().splitlines() == re.findall(r"x-baton-.*", run(handover))
-        assert run(ask, kill).endswith("The text is the same.\n")
-        assert set(run(counts).splitlines()) >= {
-            'baton:failovers_total{model_name="baton-bundled"} 1.0',
-            'baton:workers_lost_total{model_name="baton-bundled",role="decode"} 1.0',
-            'baton:process_restarts_total{name="decode-0"} 1.0',
-        }
+async def test_the_commands_of_the_first_tutorial(tmp_path: Path) -> None:
+    """The text after the failover is not compared: in bfloat16 it may differ, as the page says."""
+    serve, *blocks = commands()
+    assert serve.strip() == "make serve"
+    directory = tmp_path / "baton"
+    environment = clone(directory)
+    async with made_server(directory, environment) as cluster:
+        here = [block.replace("http://127.0.0.1:8000", cluster.url) for block in blocks]
+        chat, handover, whole, killed, metrics = await outputs(here, directory)
+    assert '"chat.completion"' in chat
+    headers = dict(line.split(": ", 1) for line in handover.replace("\r", "").splitlines() if ": " in line)
+    assert (headers["x-baton-prefill"], headers["x-baton-decode"]) == ("prefill-0", "decode-0")
+    assert int(headers["x-baton-handed-over-tokens"]) == HANDED_OVER
+    assert f"x-baton-handed-over-tokens: {HANDED_OVER}" in TUTORIAL
+    texts = [(directory / name).read_text() for name in ("whole.txt", "interrupted.txt")]
+    assert len(whole) > 1000
+    assert min(map(len, texts)) > 1000, killed
+    assert re.search(r"^baton:failovers_total\{.*\} [1-9]", metrics, re.MULTILINE), metrics
+    assert re.search(r"^baton:workers_lost_total\{.*\} [1-9]", metrics, re.MULTILINE), metrics

@@ -1,4 +1,4 @@
-"""The committed build of the page."""
+"""The committed builds of the pages."""
 
 import gzip
 import shutil
@@ -8,17 +8,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-BUILT = ROOT / "router" / "console" / "built"
-MAX_BYTES = 400_000  # compressed
+SUFFIXES = {".html", ".js", ".css", ".txt"}
 
 
-def test_the_build_is_small_and_complete() -> None:
-    files = [path for path in BUILT.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} == {".html", ".js", ".css", ".svg", ".txt"}
-    assert sum(len(gzip.compress(path.read_bytes())) for path in files) < MAX_BYTES
-    page = (BUILT / "index.html").read_text(encoding="utf-8")
-    for path in (BUILT / "assets").iterdir():
-        assert path.name == "licenses.txt" or f"console/assets/{path.name}" in page
+@pytest.mark.parametrize(
+    ("folder", "path", "suffixes", "max_bytes"),
+    [("console", "console", SUFFIXES | {".svg"}, 400_000), ("api_docs", "docs", SUFFIXES, 600_000)],
+)
+def test_the_build_is_small_and_complete(folder: str, path: str, suffixes: set[str], max_bytes: int) -> None:
+    built = ROOT / "router" / folder / "built"
+    files = [each for each in built.rglob("*") if each.is_file()]
+    assert {each.suffix for each in files} == suffixes
+    assert sum(len(gzip.compress(each.read_bytes())) for each in files) < max_bytes
+    page = (built / "index.html").read_text(encoding="utf-8")
+    for each in (built / "assets").iterdir():
+        assert each.name == "licenses.txt" or f"{path}/assets/{each.name}" in page
 
 
 @pytest.mark.slow

@@ -72,6 +72,26 @@ async def test_a_failed_request_is_found_from_the_recent_errors_and_by_its_id() 
         await span(page, "decode", "decode-").wait_for()
 
 
+async def test_requests_with_the_same_id_are_shown_one_by_one() -> None:
+    async with (
+        served_cluster("--keep-timelines=100") as cluster,
+        browser() as chromium,
+        console_page(chromium, f"{cluster.url}/console#requests") as page,
+    ):
+        for num_tokens in (3, 5):
+            await cluster.request("twice", num_tokens)
+        tokens = page.locator(".tile", has_text="Output tokens")
+        for place, num_tokens in enumerate((5, 3)):  # the latest first
+            links = page.get_by_role("region", name="Recent requests").get_by_role("link", name="twice")
+            await links.nth(1).wait_for()
+            await links.nth(place).click()
+            await tokens.filter(has_text=str(num_tokens)).wait_for()
+            other = page.get_by_role("navigation", name="Requests with the same id").get_by_role("link")
+            await other.click()
+            await tokens.filter(has_text=str(8 - num_tokens)).wait_for()
+            await page.get_by_role("link", name="All requests").click()
+
+
 async def test_the_playground_links_to_the_timeline_and_a_router_without_timelines_names_the_option() -> None:
     async with (
         served_cluster() as cluster,

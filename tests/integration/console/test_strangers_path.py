@@ -1,63 +1,22 @@
 """The path of a stranger: clone, `make serve`, a chat in the console, a killed worker, another chat."""
 
-import asyncio
 import importlib.util
 import os
-import shutil
 import signal
-import subprocess
-import sys
-from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.server import free_port
-from tests.integration.console.served_page import CHROMIUM, ServedCluster, browser, console_page, worker_pids
-from tests.integration.http.test_serve_start import read_until
+from tests.integration.cloned_server import clone, made_server, needs_clone
+from tests.integration.console.served_page import CHROMIUM, browser, console_page
 
-ROOT = Path(__file__).parents[3]
 has_playwright = importlib.util.find_spec("playwright") is not None
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None or not has_playwright, reason="needs Chromium and Playwright"),
-    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git repository"),
-    pytest.mark.skipif(shutil.which("make") is None, reason="needs make"),
+    *needs_clone,
 ]
-
-
-def clone(directory: Path) -> dict[str, str]:
-    """Clone the repository's last commit, with this environment and its compiled modules in place of an installation.
-
-    Return the environment variables with which Python imports the clone.
-    """
-    subprocess.run(["git", "clone", "--quiet", ROOT, directory], check=True)
-    (directory / ".venv").symlink_to(sys.prefix)
-    for path in (*ROOT.glob("*/native/*.so"), *ROOT.glob("*/*/native/*.so")):
-        shutil.copy(path, directory / path.relative_to(ROOT))
-    environment = {**os.environ, "PYTHONPATH": str(directory)}  # in front of the installed tree
-    command = [sys.executable, "-c", "import baton.router; print(baton.router.__file__)"]
-    found = subprocess.run(command, env=environment, cwd=directory, check=True, capture_output=True, text=True)
-    assert found.stdout.startswith(str(directory))
-    return environment
-
-
-@asynccontextmanager
-async def made_server(directory: Path, environment: dict[str, str]) -> AsyncIterator[ServedCluster]:
-    """Run `make serve` in a clone."""
-    port = free_port()
-    command = ("make", "--assume-old=.venv/.base", "serve", f"PORT={port}")
-    process = await asyncio.create_subprocess_exec(*command, cwd=directory, env=environment, stdout=PIPE, stderr=STDOUT)
-    try:
-        text = await read_until(process, "Press Ctrl-C to stop.")
-        assert f"http://127.0.0.1:{port}/console" in text
-        yield ServedCluster(f"http://127.0.0.1:{port}", worker_pids(text))
-    finally:
-        process.terminate()  # which make passes on
-        await process.wait()
 
 
 async def chat(page: Any, text: str) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from baton.cli.display.serve_banner import Banner, abbreviated
+from baton.cli.display.serve_banner import Banner, abbreviated, program_name
 from baton.cli.display.serve_progress import BarDisplay, LineDisplay, LogDisplay, describe_end, open_display
 from baton.cli.options.model_source import BUNDLED
 from baton.deployment.local.cluster_plan import Checkpoint, ClusterPlan
@@ -97,6 +97,19 @@ def test_the_curl_line_can_be_pasted() -> None:
     body = json.loads(command[command.index("-d") + 1])
     assert body["model"] == "it's mine"
     assert body["messages"][0]["role"] == "user"
+
+
+def test_the_banner_names_the_command_by_its_path_if_it_is_not_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = tmp_path / "baton"
+    called.write_text("#!/bin/sh\n")
+    called.chmod(0o755)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert program_name(str(called)) == str(called)
+    assert program_name("/somewhere/baton/__main__.py") == "baton"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program_name(str(called)) == "baton"
 
 
 def test_the_banner_shows_the_commit_of_a_model_of_the_hub() -> None:

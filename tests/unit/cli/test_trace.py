@@ -55,6 +55,18 @@ def test_the_chart_shows_each_span_where_it_was() -> None:
     assert row.index("━") - root.index("━") == root.count("━") // 2
 
 
+def test_other_requests_with_the_same_id_are_named_with_the_option_that_shows_them() -> None:
+    lines = trace({**TIMELINE, "begun_at": 7.5, "same_id_begun_at": [5.25, 7.5, 9.0]}).output.splitlines()
+    assert lines[1].endswith("other requests with this id: --begun-at 5.25, --begun-at 9.0")
+    assert "other requests" not in trace({**TIMELINE, "begun_at": 7.5, "same_id_begun_at": [7.5]}).output
+
+
+def test_a_time_chooses_among_requests_with_the_same_id() -> None:
+    with serving({"/timelines/one?begun_at=5.25": lambda _: json_reply(TIMELINE)}) as url:
+        result = CliRunner().invoke(main, ["trace", "one", "--begun-at", "5.25", "--url", url])
+    assert result.exit_code == 0, result.output
+
+
 def test_a_running_request_is_marked() -> None:
     assert "running for 2.000 s" in trace({**TIMELINE, "running": True}).output.splitlines()[0]
     assert "running" not in trace(TIMELINE).output

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.experts.group import BalanceSettings, ExpertGroup
+from baton.engine.outputs import ExpertShare
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.kvtransfer.base import PoolIdentity
@@ -21,7 +22,7 @@ from baton.kvtransfer.shared_memory.pool import SharedPool
 from baton.worker.cache_feed import CacheFeed
 from baton.worker.engine_host import EngineHost
 from baton.worker.metrics import WorkerMetrics
-from baton.worker.reporting import WorkerCounters
+from baton.worker.reporting import WorkerCounters, load_report
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.unit.engine.group_rig import CPU, HOST, Group, Member
@@ -158,6 +159,35 @@ async def test_there_is_one_series_per_layer(mixtral: Path) -> None:
             assert [sample.labels for sample in family.samples] == expected
     [imbalances] = [family.samples for family in families if family.name == "baton:expert_imbalance"]
     assert all(1 <= sample.value <= 2 for sample in imbalances)
+
+
+def standing(engine: Engine) -> tuple[ExpertShare | None, list[list[list[int]]], list[float]]:
+    """Return a rank's share of the experts, and the placement and the imbalances by layer, at one moment."""
+    assert engine.group is not None
+    return engine.group.share(), list(engine.group._slots), list(engine.group.imbalances)
+
+
+async def test_load_reports_have_the_rank_and_its_experts(mixtral: Path) -> None:
+    balance = BalanceSettings(is_enabled=True, step_interval=2)
+    async with hosts(mixtral, Group(), ["rank-0", "rank-1"], balance) as pair:
+        before = [load_report(await host.stats(), WorkerCounters()).experts for host in pair]
+        await serve(pair[0])
+        after = [load_report(await host.stats(), WorkerCounters()).experts for host in pair]
+        share, slots, imbalances = await pair[0].call(standing)
+    assert [(each.rank, each.num_ranks, each.epoch, each.imbalance, each.num_rows) for each in before] == [
+        (0, 2, 1, 0.0, 0),
+        (1, 2, 1, 0.0, 0),
+    ]
+    assert sorted(expert for each in before for expert in each.experts) == list(range(NUM_EXPERTS))
+    assert sum(each.num_rows for each in after) == NUM_COMPUTED * NUM_CHOSEN * NUM_LAYERS
+    layer = imbalances.index(max(imbalances))
+    assert share is not None
+    assert (share.layer, share.imbalance, list(share.experts)) == (layer, max(imbalances), slots[layer][0])
+
+
+async def test_load_reports_outside_of_a_group_have_no_experts(mixtral: Path) -> None:
+    async with hosts(mixtral, None, ["alone"]) as (host,):
+        assert not load_report(await host.stats(), WorkerCounters()).HasField("experts")
 
 
 async def test_a_group_that_is_short_of_ranks_still_serves_metrics(mixtral: Path) -> None:

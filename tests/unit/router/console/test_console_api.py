@@ -13,8 +13,8 @@ from starlette.types import Message
 from baton.router.auth.api_key import hidden
 from baton.router.config import RouterConfig
 from baton.router.console import api
-from baton.router.console.assets import is_built
 from baton.router.console.feed import ConsoleFeed
+from baton.router.http.built_page import is_built
 from baton.settings.values import OptionError
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.console.event_reader import EVENTS, events
@@ -92,7 +92,7 @@ async def test_the_console_can_be_turned_off() -> None:
 
 
 async def test_a_router_whose_page_is_missing_serves_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.http.app.is_built", lambda: is_built(Path("/nonexistent")))
+    monkeypatch.setattr("baton.router.http.app.is_built", lambda _: is_built(Path("/nonexistent")))
     async with running_router(ScriptedWorker()) as router:
         assert (await router.http.get("/console")).status_code == 404
         assert "console" not in (await router.http.get("/", headers=PAGE_HEADERS)).json()

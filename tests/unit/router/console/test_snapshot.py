@@ -9,8 +9,10 @@ import orjson
 import pytest
 
 from baton.membership.registry.plan_report import PlanReport, PoolPlan
-from baton.protos.worker_pb2 import KVTier, WorkerDescription, WorkerLoad
+from baton.protos.worker_pb2 import ExpertShare, KVTier, WorkerDescription, WorkerLoad
+from baton.router.adapters.adapter import Adapter
 from baton.router.config import RouterConfig
+from baton.router.console.adapter_rows import AdapterRow, adapter_rows
 from baton.router.console.api import StateReader
 from baton.router.console.snapshot import MAX_STAGE_REQUESTS, MAX_WORKERS
 from baton.router.console.worker_rows import RateMeter, WorkerRow, pool_rows, worker_row
@@ -68,6 +70,38 @@ def test_pools_sum_their_connected_workers() -> None:
     assert (first.role, second.role) == ("prefill", "decode")
     assert (second.workers, second.ready, second.draining, second.running, second.waiting) == (3, 1, 1, 5, 2)
     assert (second.kv_used, second.tiers[0].num_bytes, second.tiers[0].capacity_bytes) == (0.25, 20, 80)
+
+
+def test_a_rank_shows_its_experts() -> None:
+    ranked = connection("decode-0")
+    load = WorkerLoad()
+    load.CopyFrom(ranked.load.reported)
+    share = ExpertShare(rank=1, num_ranks=2, epoch=3, layer=5, experts=range(100), imbalance=1.23456, num_rows=7)
+    load.experts.CopyFrom(share)
+    ranked.load.report(load)
+    experts = row(ranked).experts
+    assert experts is not None
+    assert (experts.rank, experts.ranks, experts.layer, experts.imbalance, experts.rows) == (1, 2, 5, 1.235, 7)
+    assert (experts.experts, experts.num_experts) == (tuple(range(64)), 100)
+    assert row(connection("decode-1")).experts is None
+
+
+def test_adapters_in_the_most_slots_come_first() -> None:
+    adapters = [Adapter(f"adapter-{number:02d}", "/a", "d") for number in range(60)]
+    workers = [connection("decode-0"), connection("decode-1")]
+    for each in workers:
+        each.load.list_adapters({"adapter-59": "d", "adapter-00": "d"})
+    workers[0].load.report(WorkerLoad(resident_adapters=["adapter-59"]))
+    gone = connection("decode-2")
+    gone.load.list_adapters({"adapter-00": "d"})
+    gone.description = None
+    rows = adapter_rows(adapters, [*workers, gone])
+    assert len(rows) == 50
+    assert rows[:3] == (
+        AdapterRow("adapter-59", loaded=2, resident=1),
+        AdapterRow("adapter-00", loaded=2, resident=0),
+        AdapterRow("adapter-01", loaded=0, resident=0),
+    )
 
 
 def test_workers_that_need_attention_come_first_then_the_most_loaded() -> None:

@@ -48,7 +48,7 @@ def test_a_series_has_every_span_also_those_without_requests() -> None:
         recent.ended(0.1, None)
         clock.now_s += 3 * SPAN_S
     rates = [each.completions_per_s for each in recent.series()]
-    assert rates == [1 / SPAN_S, 0, 0] * 3 + [0]
+    assert rates == [1 / SPAN_S, 0, 0] * 3
     assert rates == [each.completions_per_s for each in recent.series()]
     clock.now_s += 10 * NUM_SPANS * SPAN_S
     series = recent.series()
@@ -81,7 +81,19 @@ def test_tokens_count_in_the_span_in_which_they_arrive() -> None:
         clock.now_s += 1
         recent.generated(10)
     assert recent.total().tokens_per_s == pytest.approx(10, rel=0.1)
-    assert {each.tokens_per_s for each in recent.series()[:-1]} == {10.0}
+    assert {each.tokens_per_s for each in recent.series()} == {10.0}
+
+
+def test_a_series_ends_with_a_whole_span() -> None:
+    clock = Clock()
+    recent = RecentFigures(None, clock)
+    for second in range(60):
+        recent.generated(10)
+        recent.planned("local")
+        clock.now_s += 1
+        last = recent.series()[-1]
+        if second >= 2 * SPAN_S:
+            assert (last.tokens_per_s, last.local) == (10.0, 5)
 
 
 def test_figures_that_are_read_at_the_end_of_a_span() -> None:

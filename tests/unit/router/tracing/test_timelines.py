@@ -12,8 +12,9 @@ import orjson
 from baton.router.auth.api_key import digest_of, new_key
 from baton.router.process_socket import ProcessSocket
 from baton.router.tracing.request_trace import RequestTrace
+from baton.router.tracing.timeline import Timeline
 from baton.router.tracing.timeline_group import TimelineGroup
-from baton.router.tracing.timelines import ANY_OWNER, TimelineKey, Timelines
+from baton.router.tracing.timelines import ANY_OWNER, MAX_SAME_ID, TimelineQuery, Timelines
 from baton.rpc.tracing.context import TraceContext
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.rigs.running_router import running_router
@@ -32,6 +33,17 @@ def ended(request_id: str, owner: str = "") -> RequestTrace:
     trace = begun(request_id, owner)
     trace.close()
     return trace
+
+
+def timeline_in(timeline: Timeline | None) -> Timeline:
+    """Return a timeline that was found."""
+    assert timeline is not None
+    return timeline
+
+
+def found(kept: Timelines, query: TimelineQuery) -> Timeline:
+    """Return a timeline that is kept or running."""
+    return timeline_in(kept.find(query))
 
 
 async def timeline(cluster: TracedCluster, request_id: str) -> dict[str, Any]:
@@ -71,8 +83,23 @@ async def test_a_router_keeps_the_last_timelines() -> None:
     assert statuses == [404, 200, 200]
 
 
+async def test_a_time_chooses_among_requests_with_the_same_id() -> None:
+    async with traced_cluster(None, "both", keep_timelines=9) as cluster:
+        for num_tokens in (2, 3):
+            await complete(cluster, {"x-request-id": "one"}, max_tokens=num_tokens)
+        last = await timeline(cluster, "one")
+        times = last["same_id_begun_at"]
+        first = await timeline(cluster, f"one?begun_at={times[0]}")
+        times_refused = ("yesterday", "nan", "-1")
+        refused = [await cluster.router.http.get(f"/timelines/one?begun_at={each}") for each in times_refused]
+    assert [each["attributes"]["gen_ai.usage.output_tokens"] for each in (first, last)] == [2, 3]
+    assert (first["begun_at"], last["begun_at"]) == tuple(times)
+    assert [each.status_code for each in refused] == [400] * 3
+    assert "begun_at" in refused[0].json()["error"]["message"]
+
+
 def test_timelines_are_bounded_in_bytes() -> None:
-    names = [TimelineKey("", f"request-{number}") for number in range(10)]
+    names = [TimelineQuery("", f"request-{number}") for number in range(10)]
     roomy, tight = Timelines(10), Timelines(10, max_bytes=1200)
     for name in names:
         roomy.keep(ended(name.request_id))
@@ -80,25 +107,23 @@ def test_timelines_are_bounded_in_bytes() -> None:
     assert all(map(roomy.find, names))
     kept = [timeline for timeline in map(tight.find, names) if timeline is not None]
     assert kept
-    assert sum(map(len, kept)) <= 1200
+    assert sum(len(orjson.dumps(timeline)) for timeline in kept) <= 1200
     assert tight.find(names[-1])
     assert not tight.find(names[0])
 
 
 def test_a_running_request_is_found_until_it_ends_or_is_dropped() -> None:
-    kept, key = Timelines(2), TimelineKey("", "one")
+    kept, key = Timelines(2), TimelineQuery("", "one")
     kept.keep(ended("one"))
     trace = begun("one")
     kept.begin(trace)
-    assert [orjson.loads(kept.find(each) or b"")["running"] for each in (key, TimelineKey(ANY_OWNER, "one"))] == [
-        True
-    ] * 2
+    assert [found(kept, each)["running"] for each in (key, TimelineQuery(ANY_OWNER, "one"))] == [True] * 2
     trace.close()
     kept.keep(trace)
-    assert orjson.loads(kept.find(key) or b"")["running"] is False
+    assert found(kept, key)["running"] is False
     kept.begin(begun("two"))  # its front end drops it
     gc.collect()
-    assert kept.find(TimelineKey("", "two")) is None
+    assert kept.find(TimelineQuery("", "two")) is None
     assert [each.id for each in kept.recent] == ["one", "one"]
 
 
@@ -106,21 +131,52 @@ def test_an_administrator_finds_the_last_request_with_an_id_of_any_tenant() -> N
     kept = Timelines(9)
     for owner, tokens in (("an-owner", 1), ("another", 2)):
         trace = ended("one", owner)
+        trace.root.begun_s += tokens
         trace.root.attributes["gen_ai.usage.output_tokens"] = tokens
         kept.keep(trace)
-    assert kept.find(TimelineKey("", "one")) is None
-    found = orjson.loads(kept.find(TimelineKey(ANY_OWNER, "one")) or b"")
-    assert found["attributes"]["gen_ai.usage.output_tokens"] == 2
-    assert kept.find(TimelineKey(ANY_OWNER, "two")) is None
+    assert kept.find(TimelineQuery("", "one")) is None
+    assert found(kept, TimelineQuery(ANY_OWNER, "one"))["attributes"]["gen_ai.usage.output_tokens"] == 2
+    assert kept.find(TimelineQuery(ANY_OWNER, "two")) is None
 
 
 def test_an_administrator_finds_the_request_that_began_last() -> None:
     kept, traces = Timelines(9), [begun("one", owner) for owner in ("an-owner", "another", "an-owner")]
     for number, trace in enumerate(traces):
         trace.root.attributes["number"] = number
+        trace.root.begun_s += number
         kept.begin(trace)
-        found = orjson.loads(kept.find(TimelineKey(ANY_OWNER, "one")) or b"")
-        assert found["attributes"]["number"] == number
+        assert found(kept, TimelineQuery(ANY_OWNER, "one"))["attributes"]["number"] == number
+
+
+def test_requests_with_the_same_id_are_all_kept_and_the_one_that_began_last_is_found() -> None:
+    kept, traces = Timelines(9), [begun("one") for _ in range(3)]
+    for number, trace in enumerate(traces):
+        trace.root.attributes["number"] = number
+        trace.root.begun_s += number
+        kept.begin(trace)
+    for number in (2, 0):  # the first one ends last, and the second one runs on
+        traces[number].close()
+        kept.keep(traces[number])
+    times = [trace.begun_at for trace in traces]
+    newest = found(kept, TimelineQuery("", "one"))
+    assert (newest["attributes"]["number"], newest["same_id_begun_at"]) == (2, times)
+    for number, time in enumerate(times):
+        chosen = found(kept, TimelineQuery("", "one", time))
+        assert (chosen["attributes"]["number"], chosen["running"]) == (number, number == 1)
+        assert chosen["same_id_begun_at"] == times
+
+
+def test_a_repeated_id_takes_no_others_place() -> None:
+    kept = Timelines(10 * MAX_SAME_ID)
+    kept.keep(ended("other"))
+    kept.keep(ended("one", "another tenant"))
+    for _ in range(2 * MAX_SAME_ID):
+        kept.keep(ended("one"))
+    assert kept.find(TimelineQuery("", "other")) is not None
+    assert len(found(kept, TimelineQuery("", "one"))["same_id_begun_at"]) == MAX_SAME_ID
+    assert len(found(kept, TimelineQuery(ANY_OWNER, "one"))["same_id_begun_at"]) == MAX_SAME_ID + 1
+    every = sorted(each.owner for each in kept._kept.values())
+    assert (len(every), sum(map(len, kept._numbers.values()))) == (MAX_SAME_ID + 2, MAX_SAME_ID + 2)
 
 
 def test_a_recent_request_whose_client_left_is_marked() -> None:
@@ -206,20 +262,26 @@ async def test_the_newest_of_the_processes_timelines_with_one_id_is_found(tmp_pa
     for number in (1, 0, 2):  # the last request reached process 2
         trace = ended("one")
         trace.root.attributes["process"] = number
+        trace.root.begun_s += (1, 0, 2).index(number)
         kept[number].keep(trace)
     groups = [TimelineGroup(tmp_path, number, 3, timelines) for number, timelines in enumerate(kept)]
     async with groups[0], groups[1], groups[2]:
         for owner in ("", ANY_OWNER):
-            found = [await group.find(TimelineKey(owner, "one")) for group in groups]
-            assert [orjson.loads(each or b"")["attributes"]["process"] for each in found] == [2, 2, 2]
-    assert orjson.loads(await groups[0].find(TimelineKey("", "one")) or b"")["attributes"]["process"] == 0
+            newest = [timeline_in(await group.find(TimelineQuery(owner, "one"))) for group in groups]
+            assert [each["attributes"]["process"] for each in newest] == [2, 2, 2]
+            [times, *others] = [each["same_id_begun_at"] for each in newest]
+            assert (len(times), others) == (3, [times, times])
+        for time, number in zip(times, (1, 0, 2), strict=True):
+            chosen = timeline_in(await groups[0].find(TimelineQuery("", "one", time)))
+            assert (chosen["attributes"]["process"], chosen["same_id_begun_at"]) == (number, times)
+    assert timeline_in(await groups[0].find(TimelineQuery("", "one")))["attributes"]["process"] == 0
 
 
 async def test_a_timeline_that_its_process_did_not_send_whole_is_left_out(tmp_path: Path) -> None:
     async def dies(line: str) -> bytes:
         return b'{"request_id":"one","begun_at":17'
 
-    own, key = Timelines(2), TimelineKey("", "one")
+    own, key = Timelines(2), TimelineQuery("", "one")
     async with TimelineGroup(tmp_path, 0, 2, own) as group, ProcessSocket(tmp_path, "timelines", 1, 2, dies):
         assert await group.find(key) is None
         own.keep(ended("one"))
@@ -228,14 +290,13 @@ async def test_a_timeline_that_its_process_did_not_send_whole_is_left_out(tmp_pa
 
 async def test_processes_that_share_a_port_find_each_others_timelines(tmp_path: Path) -> None:
     kept = [Timelines(2) for _ in range(3)]
-    one = TimelineKey("an-owner", "one")
+    one = TimelineQuery("an-owner", "one")
     kept[1].keep(ended("one", "an-owner"))
     groups = [TimelineGroup(tmp_path, number, 3, timelines) for number, timelines in enumerate(kept)]
     async with groups[0], groups[1]:  # the third process has not started
-        found = await groups[0].find(one)
-        assert found is not None
-        assert orjson.loads(found)["request_id"] == "one"
-        assert await groups[0].find(TimelineKey("an-owner", "two")) is None
-        assert await groups[0].find(TimelineKey("", "one")) is None
-        assert await groups[0].find(TimelineKey(ANY_OWNER, "one")) == found
+        timeline = timeline_in(await groups[0].find(one))
+        assert timeline["request_id"] == "one"
+        assert await groups[0].find(TimelineQuery("an-owner", "two")) is None
+        assert await groups[0].find(TimelineQuery("", "one")) is None
+        assert await groups[0].find(TimelineQuery(ANY_OWNER, "one")) == timeline
     assert await groups[0].find(one) is None
