@@ -57,5 +57,5 @@ await buildPage({
   html: "src/docs.html",
   path: "docs",
   sources: { docs: "src/docs.ts", docs_style: "src/docs.css" },
-  licenses: () => license("swagger-ui-dist", "Swagger UI", "https://swagger.io/tools/swagger-ui", ["LICENSE", "NOTICE"]),
+  licenses: () => license("swagger-ui-dist", "Swagger UI", "https://swagger.io/tools/swagger-ui", ["LICENSE", "NOTICE", "swagger-ui-es-bundle.js.LICENSE.txt"]),
 });

@@ -82,6 +82,7 @@ class ExpertShare:
     experts: Sequence[int]  # that the rank holds in this layer
     imbalance: float  # of this layer: the busiest rank's tokens over the mean rank's; 0: not known yet
     num_rows: int  # token rows of all ranks that this rank's experts have computed since start, in all layers
+    group: str  # name of the group
 
 
 @dataclass(frozen=True, slots=True)

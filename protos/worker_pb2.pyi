@@ -848,6 +848,7 @@ class ExpertShare(_message.Message):
     EXPERTS_FIELD_NUMBER: _builtins.int
     IMBALANCE_FIELD_NUMBER: _builtins.int
     NUM_ROWS_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """its number in the group, from 0"""
     num_ranks: _builtins.int
@@ -862,6 +863,8 @@ class ExpertShare(_message.Message):
     """0: not known yet
     token rows of all ranks that its experts have computed since the start, in all layers
     """
+    group: _builtins.str
+    """name of the group; a model may have several"""
     @_builtins.property
     def experts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """experts that it holds in this layer"""
@@ -876,10 +879,11 @@ class ExpertShare(_message.Message):
         experts: _abc.Iterable[_builtins.int] | None = ...,
         imbalance: _builtins.float = ...,
         num_rows: _builtins.int = ...,
+        group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "experts", b"experts", "imbalance", b"imbalance", "layer", b"layer", "num_ranks", b"num_ranks", "num_rows", b"num_rows", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "experts", b"experts", "group", b"group", "imbalance", b"imbalance", "layer", b"layer", "num_ranks", b"num_ranks", "num_rows", b"num_rows", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

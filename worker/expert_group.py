@@ -44,7 +44,9 @@ class WorkerGroup:
         device = torch.device(config.engine.device)
         min_ranks = min(config.min_expert_ranks, config.group_size)
         nixl_hidden = _nixl_hidden(config, device)
-        self.experts = ExpertGroup(member, config.host, device, balance, nixl_hidden, min_ranks, _rules(config))
+        self.experts = ExpertGroup(
+            member, config.host, device, balance, nixl_hidden, min_ranks, _rules(config), config.group
+        )
         self._call: Callable[[Callable[[Engine], None]], object] | None = None
         self._queued: set[tuple[int, int]] = set()  # wakes that the engine has not taken: epoch and round
 

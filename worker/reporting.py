@@ -172,6 +172,7 @@ def _experts(share: EngineShare) -> ExpertShare:
         experts=share.experts,
         imbalance=share.imbalance,
         num_rows=share.num_rows,
+        group=share.group,
     )
 
 

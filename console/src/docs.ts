@@ -1,4 +1,4 @@
-// The description of the API as a page. Requests have the admin key of the console, if this tab has one.
+// The description of the API as a page. Requests have the key that was entered here, or else the console's, if this tab has one.
 
 import SwaggerUI from "swagger-ui-dist/swagger-ui-es-bundle.js";
 import { keyHeaders } from "./key";
@@ -9,7 +9,11 @@ SwaggerUI({
   deepLinking: true,
   validatorUrl: null, // would send the description to another host
   requestInterceptor: (request) => {
-    request.headers = { ...keyHeaders(), ...request.headers };
+    if (!hasKey(request.headers ?? {})) request.headers = { ...request.headers, ...keyHeaders() };
     return request;
   },
 });
+
+function hasKey(headers: Record<string, string>): boolean {
+  return Object.keys(headers).some((name) => ["authorization", "x-api-key"].includes(name.toLowerCase()));
+}

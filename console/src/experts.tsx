@@ -1,4 +1,4 @@
-// Expert-parallel workers: which experts each rank holds, and how even their load is.
+// Expert-parallel groups: which experts each rank holds, and how even their load is.
 
 import { count, percent, ranges } from "./format";
 import { Section, TableFrame } from "./parts";
@@ -10,18 +10,33 @@ interface Rank {
 }
 
 export function Experts({ workers }: { workers: WorkerRow[] }) {
-  const ranks = workers.flatMap((worker): Rank[] => (worker.experts ? [{ worker, experts: worker.experts }] : []));
-  if (!ranks.length) return null;
+  const groups = new Map<string, Rank[]>();
+  for (const worker of workers) {
+    if (!worker.experts) continue;
+    const { group } = worker.experts;
+    groups.set(group, [...(groups.get(group) ?? []), { worker, experts: worker.experts }]);
+  }
+  return (
+    <>
+      {[...groups].sort(([one], [other]) => one.localeCompare(other)).map(([name, ranks]) => (
+        <Group key={name} title={groups.size > 1 ? `Experts of ${name}` : "Experts"} ranks={ranks} />
+      ))}
+    </>
+  );
+}
+
+function Group({ title, ranks }: { title: string; ranks: Rank[] }) {
   ranks.sort((one, other) => one.experts.rank - other.experts.rank);
   const total = ranks.reduce((sum, { experts }) => sum + experts.rows, 0);
+  const isWhole = ranks.every(({ experts }) => experts.ranks === ranks.length); // otherwise shares would be wrong
   const imbalance = Math.max(...ranks.map(({ experts }) => experts.imbalance));
   const layer = ranks[0]?.experts.layer ?? 0;
   const note = imbalance
     ? `Layer ${layer} has the most uneven load: at the last rebalance, its busiest rank had ${imbalance.toFixed(2)} times the mean.`
     : `Of layer ${layer}; no rebalance has compared the layers yet.`;
   return (
-    <Section title="Experts" note={note}>
-      <TableFrame label="Experts">
+    <Section title={title} note={note}>
+      <TableFrame label={title}>
         <table class="stacked">
           <thead>
             <tr>
@@ -42,7 +57,7 @@ export function Experts({ workers }: { workers: WorkerRow[] }) {
                 <td class="right num nowrap" data-label="Rank">
                   {experts.rank} of {experts.ranks}
                 </td>
-                <td class="right num" data-label="Tokens computed">{total ? percent(experts.rows / total) : "–"}</td>
+                <td class="right num" data-label="Tokens computed">{isWhole && total ? percent(experts.rows / total) : count(experts.rows)}</td>
                 <td class="num text" data-label="Experts it holds">
                   {ranges(experts.experts)}
                   {experts.num_experts > experts.experts.length && ` and ${count(experts.num_experts - experts.experts.length)} more`}

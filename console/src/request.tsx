@@ -125,7 +125,7 @@ function TimelineView({ timeline, live }: { timeline: Timeline; live: LiveRow[] 
 
 // Links to the other requests with this id: clients may choose ids, and use one again.
 function SameId({ timeline }: { timeline: Timeline }) {
-  const others = timeline.same_id_begun_at.filter((time) => time !== timeline.begun_at);
+  const others = (timeline.same_id_begun_at ?? []).filter((time) => time !== timeline.begun_at);
   if (!others.length) return null;
   return (
     <nav class="note" aria-label="Requests with the same id">

@@ -88,6 +88,7 @@ export interface AdapterRow {
 }
 
 export interface ExpertRow {
+  group: string; // its name; a model may have several groups
   rank: number;
   ranks: number;
   layer: number;

@@ -2,7 +2,7 @@
 
 declare module "swagger-ui-dist/swagger-ui-es-bundle.js" {
   interface SwaggerRequest {
-    headers: Record<string, string>;
+    headers?: Record<string, string>;
   }
   interface SwaggerOptions {
     url: string;

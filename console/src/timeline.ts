@@ -32,7 +32,7 @@ export interface Timeline {
   sampled: boolean;
   model: string;
   begun_at: number;
-  same_id_begun_at: number[]; // of all known requests with this id, itself included, ascending
+  same_id_begun_at?: number[]; // of the last requests with this id, ascending; routers of earlier versions lack it
   duration_s: number;
   running: boolean;
   attributes: Attributes;

@@ -62,14 +62,17 @@ class ExpertGroup:
         nixl_hidden: int | None = None,
         fewest_ranks: int = 1,
         rules: str = "",
+        name: str = "",
     ) -> None:
         """Create the group without forming it.
 
         host: address of this rank's interface; nixl_hidden: hidden size if `nixl_ep` is used, otherwise None;
         fewest_ranks: with fewer ranks nothing is computed, since they might lack the memory for all experts;
-        rules: settings that all ranks must share, as a part of the fingerprint with which this rank joins.
+        rules: settings that all ranks must share, as a part of the fingerprint with which this rank joins;
+        name: of the group, for reports.
         """
         self._rules = rules
+        self._name = name
         self._nixl_hidden = nixl_hidden
         self._link: NixlLink | None = None
         self.membership = membership
@@ -230,6 +233,7 @@ class ExpertGroup:
             experts=tuple(self._slots[layer][view.rank]),
             imbalance=imbalances[layer] if imbalances else 0.0,
             num_rows=sum(self.rows_by_layer()),
+            group=self._name,
         )
 
     def rows_by_layer(self) -> list[int]:

@@ -40,6 +40,7 @@ class TokenRates:
 class ExpertRow:
     """A worker's rank in an expert-parallel group, and its experts in the layer with the most uneven load."""
 
+    group: str
     rank: int
     ranks: int
     layer: int
@@ -162,6 +163,7 @@ def worker_row(model: str, connection: WorkerConnection, meter: RateMeter, now_s
 
 def _expert_row(share: ExpertShare) -> ExpertRow:
     return ExpertRow(
+        group=share.group[:MAX_TEXT_CHARS],
         rank=share.rank,
         ranks=share.num_ranks,
         layer=share.layer,

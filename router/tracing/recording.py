@@ -66,13 +66,15 @@ class Recording:
     async def find(self, client: Client, request_id: str, begun_at: float | None = None) -> Timeline | None:
         """Return the timeline of a request, whichever process serves it; None if its tenant has none.
 
-        A client with an admin key finds the requests of all tenants, its own first. `begun_at`: Unix time, to choose
-        among requests with the same id; None: the one that began last.
+        A client with an admin key finds the requests of all tenants: by a time any of them, without one its own first.
+        `begun_at`: Unix time, to choose among requests with the same id; None: the one that began last.
         """
         if not is_name(request_id):
             return None
-        is_admin = client.key is not None and client.key.is_admin
-        for owner in (client.owner, *((ANY_OWNER,) if is_admin else ())):
+        owners = [client.owner]
+        if client.key is not None and client.key.is_admin:
+            owners = [ANY_OWNER] if begun_at is not None else [client.owner, ANY_OWNER]
+        for owner in owners:
             timeline = await self._find(TimelineQuery(owner, request_id, begun_at))
             if timeline is not None:
                 return timeline

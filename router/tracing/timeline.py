@@ -39,7 +39,7 @@ class Timeline(TypedDict):
     sampled: bool
     model: str  # empty: the request named none that is served
     begun_at: float  # seconds since 1970
-    same_id_begun_at: list[float]  # of all known requests with this id, itself included, ascending
+    same_id_begun_at: list[float]  # of the last requests with this id, usually itself included, ascending
     duration_s: float
     running: bool  # the request has not ended: spans of its current workers are still missing
     attributes: Mapping[str, Attribute]

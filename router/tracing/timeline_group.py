@@ -9,7 +9,7 @@ import orjson
 
 from baton.router.process_socket import ProcessSocket
 from baton.router.tracing.timeline import Timeline
-from baton.router.tracing.timelines import TimelineQuery, Timelines, nearest
+from baton.router.tracing.timelines import TimelineQuery, Timelines, latest, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class TimelineGroup:
         if not found:
             return None
         timeline = found[nearest(found, query.begun_at)]
-        timeline["same_id_begun_at"] = sorted({at for each in found.values() for at in each["same_id_begun_at"]})
+        timeline["same_id_begun_at"] = latest({at for each in found.values() for at in each["same_id_begun_at"]})
         return timeline
 
     async def _find_own(self, line: str) -> bytes:

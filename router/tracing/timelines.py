@@ -13,7 +13,8 @@ from baton.router.tracing.timeline import Timeline, timeline_of
 
 MAX_BYTES = 64 << 20  # of all timelines; one of many completions takes some 100 KB
 MAX_RECENT = 30
-MAX_SAME_ID = 16  # requests with the same id and owner
+MAX_SAME_ID = 16  # requests with the same id and owner that ended
+MAX_LISTED = 64  # times of requests with the same id; many may run, and administrators find those of all tenants
 ANY_OWNER = "*"  # of administrators' questions
 
 
@@ -83,7 +84,7 @@ class Timelines:
             return None
         chosen = found[nearest(found, query.begun_at)]
         timeline: Timeline = timeline_of(chosen) if isinstance(chosen, RequestTrace) else orjson.loads(chosen.encoded)
-        timeline["same_id_begun_at"] = sorted(found)
+        timeline["same_id_begun_at"] = latest(found)
         return timeline
 
     def _kept_ones(self, query: TimelineQuery) -> Iterator[KeptTimeline]:
@@ -103,6 +104,11 @@ class Timelines:
         numbers.remove(number)
         if not numbers:
             del self._numbers[dropped.request_id]
+
+
+def latest(times: Iterable[float]) -> list[float]:
+    """Return the last `MAX_LISTED` times, ascending."""
+    return sorted(times)[-MAX_LISTED:]
 
 
 def nearest(times: Iterable[float], wanted: float | None) -> float:

@@ -1,6 +1,7 @@
 """Summary that `baton serve` prints once it is ready: model, device, capacity, URL, and example requests."""
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -90,11 +91,11 @@ class Banner:
 
 
 def program_name(called: str) -> str:
-    """Return the name by which a shell finds this program: `called` if `PATH` has no `baton` or another one."""
+    """Return the word by which a shell finds this program: `called` if `PATH` has no `baton` or another one."""
     if Path(called).name != "baton" or not Path(called).is_file():  # python -m baton
         return "baton"
     found = shutil.which("baton")
-    return "baton" if found is not None and Path(found).samefile(called) else called
+    return "baton" if found is not None and Path(found).samefile(called) else shlex.quote(called)
 
 
 def abbreviated(count: int) -> str:

@@ -110,6 +110,10 @@ def test_the_banner_names_the_command_by_its_path_if_it_is_not_on_the_path(
     assert program_name("/somewhere/baton/__main__.py") == "baton"
     monkeypatch.setenv("PATH", str(tmp_path))
     assert program_name(str(called)) == "baton"
+    spaced = tmp_path / "my tools" / "baton"
+    spaced.parent.mkdir()
+    spaced.write_text("#!/bin/sh\n")
+    assert shlex.split(program_name(str(spaced))) == [str(spaced)]
 
 
 def test_the_banner_shows_the_commit_of_a_model_of_the_hub() -> None:

@@ -47,7 +47,9 @@ async def hosts(
     """Yield workers' engines, which are the ranks of a group if one is given."""
     config = EngineConfig(model=str(model), dtype="float32", kv_cache_memory_bytes=1 << 21, num_threads=1)
     experts = [
-        ExpertGroup(Member(group, name), HOST, CPU, balance, fewest_ranks=fewest) if group is not None else None
+        ExpertGroup(Member(group, name), HOST, CPU, balance, fewest_ranks=fewest, name="experts")
+        if group is not None
+        else None
         for name in names
     ]
     memories = [SharedPool() for _ in names]
@@ -178,6 +180,7 @@ async def test_load_reports_have_the_rank_and_its_experts(mixtral: Path) -> None
         (0, 2, 1, 0.0, 0),
         (1, 2, 1, 0.0, 0),
     ]
+    assert {each.group for each in (*before, *after)} == {"experts"}
     assert sorted(expert for each in before for expert in each.experts) == list(range(NUM_EXPERTS))
     assert sum(each.num_rows for each in after) == NUM_COMPUTED * NUM_CHOSEN * NUM_LAYERS
     layer = imbalances.index(max(imbalances))

@@ -12,10 +12,10 @@ from baton.membership.registry.plan_report import PlanReport, PoolPlan
 from baton.protos.worker_pb2 import ExpertShare, KVTier, WorkerDescription, WorkerLoad
 from baton.router.adapters.adapter import Adapter
 from baton.router.config import RouterConfig
-from baton.router.console.adapter_rows import AdapterRow, adapter_rows
+from baton.router.console.adapter_rows import MAX_ADAPTERS, AdapterRow, adapter_rows
 from baton.router.console.api import StateReader
 from baton.router.console.snapshot import MAX_STAGE_REQUESTS, MAX_WORKERS
-from baton.router.console.worker_rows import RateMeter, WorkerRow, pool_rows, worker_row
+from baton.router.console.worker_rows import MAX_EXPERTS, RateMeter, WorkerRow, pool_rows, worker_row
 from baton.router.errors import NoWorker
 from baton.router.index.prefix_index import PrefixIndex
 from baton.router.metrics.live import LiveCompletion
@@ -77,11 +77,13 @@ def test_a_rank_shows_its_experts() -> None:
     load = WorkerLoad()
     load.CopyFrom(ranked.load.reported)
     share = ExpertShare(rank=1, num_ranks=2, epoch=3, layer=5, experts=range(100), imbalance=1.23456, num_rows=7)
+    share.group = "decode-group-0"
     load.experts.CopyFrom(share)
     ranked.load.report(load)
     experts = row(ranked).experts
     assert experts is not None
     assert (experts.rank, experts.ranks, experts.layer, experts.imbalance, experts.rows) == (1, 2, 5, 1.235, 7)
+    assert experts.group == "decode-group-0"
     assert (experts.experts, experts.num_experts) == (tuple(range(64)), 100)
     assert row(connection("decode-1")).experts is None
 
@@ -220,6 +222,32 @@ async def test_a_message_is_small_and_cheap_whatever_the_size_of_the_cluster(ser
     assert len(model["series"]) == 60
     assert [each["id"] for each in state["recent"]] == [f"{number:0128d}" for number in range(99, 99 - MAX_RECENT, -1)]
     assert model["total"]["completions_per_s"] == pytest.approx(50, rel=0.1)
+
+
+async def test_experts_and_adapters_have_their_bounds() -> None:
+    service = make_service(RouterConfig(model=MODEL, workers=("127.0.0.1:9",), keep_timelines=9, enable_lora=True))
+    add_workers(service, 1000)
+    [model] = service.models
+    assert model.catalog is not None
+    adapters = [Adapter(f"{number:04d}{'n' * 124}", "/a", "d") for number in range(500)]
+    model.catalog._known.update({each.name: each for each in adapters})
+    for number, each in enumerate(model.pool.connections):
+        load = WorkerLoad(resident_adapters=[each.name for each in adapters[:16]])
+        load.experts.CopyFrom(ExpertShare(rank=number, num_ranks=1000, experts=range(256), group="g" * 999))
+        each.load.report(load)
+        each.load.list_adapters({each.name: each.digest for each in adapters})
+    reader = StateReader(service)
+    await reader.read()
+    begun_s = time.thread_time()
+    event = await reader.read()
+    print(f"{len(event)} bytes, {(time.thread_time() - begun_s) * 1000:.1f} ms")
+    assert len(event) < MAX_BYTES
+    state = parsed(event)
+    assert {len(each["experts"]["experts"]) for each in state["workers"]} == {MAX_EXPERTS}
+    [found] = state["models"]
+    assert (found["num_adapters"], len(found["adapters"])) == (500, MAX_ADAPTERS)
+    assert {each["loaded"] for each in found["adapters"]} == {1000}
+    assert [each["resident"] for each in found["adapters"]] == [1000] * 16 + [0] * (MAX_ADAPTERS - 16)
 
 
 async def test_other_tasks_run_while_a_large_cluster_is_read(service: RouterService) -> None:

@@ -14,7 +14,7 @@ from baton.router.process_socket import ProcessSocket
 from baton.router.tracing.request_trace import RequestTrace
 from baton.router.tracing.timeline import Timeline
 from baton.router.tracing.timeline_group import TimelineGroup
-from baton.router.tracing.timelines import ANY_OWNER, MAX_SAME_ID, TimelineQuery, Timelines
+from baton.router.tracing.timelines import ANY_OWNER, MAX_LISTED, MAX_SAME_ID, TimelineQuery, Timelines
 from baton.rpc.tracing.context import TraceContext
 from tests.unit.router.api_keys import TestKeys, bearer
 from tests.unit.router.rigs.running_router import running_router
@@ -179,6 +179,16 @@ def test_a_repeated_id_takes_no_others_place() -> None:
     assert (len(every), sum(map(len, kept._numbers.values()))) == (MAX_SAME_ID + 2, MAX_SAME_ID + 2)
 
 
+def test_the_list_of_requests_with_the_same_id_is_bounded() -> None:
+    kept, traces = Timelines(9), [begun("one") for _ in range(2 * MAX_LISTED)]
+    for number, trace in enumerate(traces):
+        trace.root.begun_s += number
+        kept.begin(trace)
+    times = [trace.begun_at for trace in traces]
+    assert found(kept, TimelineQuery("", "one", times[0]))["begun_at"] == times[0]
+    assert found(kept, TimelineQuery("", "one"))["same_id_begun_at"] == times[-MAX_LISTED:]
+
+
 def test_a_recent_request_whose_client_left_is_marked() -> None:
     kept, gone = Timelines(9), begun("two")
     gone.note_client_gone()
@@ -221,6 +231,23 @@ async def test_an_admin_key_finds_the_timelines_of_all_tenants(tmp_path: Path) -
             for key in (plain, other, admin)
         ]
     assert statuses == [200, 404, 200]
+
+
+async def test_an_admin_key_finds_another_tenants_request_by_its_time_also_if_it_used_the_id_itself(
+    tmp_path: Path,
+) -> None:
+    keys = TestKeys(tmp_path)
+    plain, admin = bearer(keys.add("plain")), bearer(keys.add("operator", admin=True))
+    async with traced_cluster(None, "both", keep_timelines=9, api_keys_file=str(keys.path)) as cluster:
+        for key in (plain, admin):
+            await complete(cluster, {"x-request-id": "one", **key})
+        first, own = [(await cluster.router.http.get("/timelines/one", headers=key)).json() for key in (plain, admin)]
+        path = f"/timelines/one?begun_at={first['begun_at']}"
+        by_time = (await cluster.router.http.get(path, headers=admin)).json()
+        others = (await cluster.router.http.get(f"/timelines/one?begun_at={own['begun_at']}", headers=plain)).json()
+    assert by_time["trace_id"] == first["trace_id"] != own["trace_id"]
+    assert by_time["same_id_begun_at"] == [first["begun_at"], own["begun_at"]]
+    assert (others["trace_id"], others["same_id_begun_at"]) == (first["trace_id"], [first["begun_at"]])
 
 
 async def test_a_router_without_timelines_names_the_option() -> None:
