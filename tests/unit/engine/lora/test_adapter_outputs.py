@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 PROMPT = random_tokens(40)
+LATENT = ("q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 # Families whose projections are named, fused or scaled in other ways than Llama's.
 FAMILIES = {
     "llama3": ALL_TARGETS,
@@ -44,6 +45,11 @@ FAMILIES = {
     "bamba": ("in_proj", "out_proj", *ALL_TARGETS),
     "falcon-h1": ("in_proj", *ALL_TARGETS),
     "mamba2": ("in_proj",),
+    "deepseek-v2": ("q_a_proj", *LATENT),
+    "deepseek-v2-lite": ("q_proj", *LATENT[1:]),
+    "deepseek-v3": ("q_a_proj", *LATENT, "gate_proj", "up_proj", "down_proj"),
+    "deepseek-v32": ("q_a_proj", *LATENT, "wq_b", "wk", "weights_proj"),
+    "glm4-moe-lite": ("q_a_proj", *LATENT),
 }
 
 
@@ -153,7 +159,8 @@ def test_adapters_that_peft_saved(model: Path, engine: Engine, base: list[int], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["phi3", "qwen3", "llama-biased", "gemma2", "glm4", "gpt-oss", "qwen3-next", "bamba"]
+    "family",
+    ["phi3", "qwen3", "llama-biased", "gemma2", "glm4", "gpt-oss", "qwen3-next", "bamba", "deepseek-v2-lite"],
 )
 def test_dora_of_each_family_gives_pefts_tokens(tmp_path: Path, family: str) -> None:
     model = make_checkpoint(family, tmp_path / "model")
