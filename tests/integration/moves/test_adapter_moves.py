@@ -9,7 +9,7 @@ import pytest
 
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import worker_pb2
-from tests.adapters import ALL_TARGETS, make_adapter
+from tests.adapters import ALL_TARGETS, LATENT_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.worker_process import WorkerProcess, worker_processes
@@ -108,9 +108,6 @@ async def test_handovers_and_pulled_kv(
             await each.wait_idle()
 
 
-LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-
-
 @pytest.mark.parametrize(
     ("architecture", "flags"),
     [
@@ -126,7 +123,7 @@ async def test_handovers_of_a_mixed_batch_with_adapters_of_experts(
 ) -> None:
     model = make_checkpoint(architecture, tmp_path / "model")
     engine, wanted = lora_engine(model), {}
-    targets = [*ALL_TARGETS, *LATENT, "gate"]
+    targets = [*ALL_TARGETS, *LATENT_TARGETS, "gate"]
     adapters = [make_adapter(model, tmp_path / f"{seed}", targets, seed=seed) for seed in range(2)]
     for place, path in enumerate(adapters):
         engine.adapters.load(f"{place}", path)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from baton.engine.engine import Engine
 from baton.engine.lora.adapter_files import TENSORS
-from tests.adapters import ALL_TARGETS, make_adapter
+from tests.adapters import ALL_TARGETS, LATENT_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
 from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 PROMPT = random_tokens(40)
-LATENT = ("q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+LATENT = (*LATENT_TARGETS, "o_proj")
 # Families whose projections are named, fused or scaled in other ways than Llama's.
 FAMILIES = {
     "llama3": ALL_TARGETS,
@@ -45,11 +45,11 @@ FAMILIES = {
     "bamba": ("in_proj", "out_proj", *ALL_TARGETS),
     "falcon-h1": ("in_proj", *ALL_TARGETS),
     "mamba2": ("in_proj",),
-    "deepseek-v2": ("q_a_proj", *LATENT),
-    "deepseek-v2-lite": ("q_proj", *LATENT[1:]),
-    "deepseek-v3": ("q_a_proj", *LATENT, "gate_proj", "up_proj", "down_proj"),
-    "deepseek-v32": ("q_a_proj", *LATENT, "wq_b", "wk", "weights_proj"),
-    "glm4-moe-lite": ("q_a_proj", *LATENT),
+    "deepseek-v2": LATENT,
+    "deepseek-v2-lite": ("q_proj", *LATENT[2:]),
+    "deepseek-v3": (*LATENT, "gate_proj", "up_proj", "down_proj"),
+    "deepseek-v32": (*LATENT, "wq_b", "wk", "weights_proj"),
+    "glm4-moe-lite": LATENT,
 }
 
 

@@ -17,7 +17,7 @@ from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.low_rank import LowRank, LowRankOutput
 from baton.engine.lora.segmented import SegmentedAdapters
 from baton.engine.lora.stacked import StackedAdapters
-from tests.adapters import make_adapter
+from tests.adapters import LATENT_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
 from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 PROMPT = random_tokens(40)
-LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+LATENT = (*LATENT_TARGETS, "o_proj")
 NAMES = (None, "all", "expansion", "rescaled")
 NUM_HEADS, NOPE, VALUE, RANK, LORA = 3, 4, 2, 2, 5
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.lora.registry import ReadAdapter
-from tests.adapters import make_adapter
+from tests.adapters import LATENT_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case, slow_except
 from tests.unit.engine.lora.lora_rig import lora_engine, random_tokens, request, run
@@ -70,7 +70,7 @@ def test_shards_of_other_families(tmp_path: Path, family: str) -> None:
         "phi3": ["qkv_proj", "gate_up_proj", "down_proj", "o_proj"],
         "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
         "qwen3-next": DELTA_NET,
-        "deepseek-v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+        "deepseek-v3": [*LATENT_TARGETS, "o_proj"],
         "deepseek-v2-lite": ["q_proj", "kv_b_proj", "o_proj"],
         **{name: ["in_proj", "out_proj"] for name in RECURRENT[1:]},
     }
