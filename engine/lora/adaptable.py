@@ -63,8 +63,9 @@ def adapt(
     adapted = AdaptedModel(base, modules, experts)
     is_gguf = base.quantization is not None and base.quantization.method == "gguf"
     paired = shape.head_dim if is_gguf and shape.rope.interleaved else None
-    dora = DoraFactors(base, sources)  # experts cannot have it
-    model.adapted = AdaptedLayers([*sources, *of_experts], adapted, dora, dtype, adapters, paired)
+    all_sources = [*sources, *of_experts]
+    dora = DoraFactors(base, all_sources)
+    model.adapted = AdaptedLayers(all_sources, adapted, dora, dtype, adapters, paired)
 
 
 def _layers(model: CausalLM, shape: ModelConfig) -> Iterator[AdaptableLayer]:

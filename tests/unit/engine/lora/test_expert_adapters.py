@@ -216,6 +216,10 @@ def test_the_layout_of_older_versions_of_peft(
 
 @pytest.fixture
 def of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_products_of_gpus(monkeypatch)
+
+
+def use_products_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engines on CPUs use the products of GPUs."""
     config = LoraConfig(True, max_loras=2, max_cpu_loras=4)
 
