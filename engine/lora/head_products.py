@@ -41,7 +41,7 @@ def rescaled(layer: HeadLinear, x: Tensor, output: Tensor, gains: Tensor) -> Ten
 
     gains: multiples of the source's rows in all heads, [num_rows] or [num_tokens, num_rows].
     """
-    of_heads = gains.unflatten(-1, (len(layer.weight), -1))
+    of_heads = gains.view(*gains.shape[:-1], len(layer.weight), -1)
     if layer.is_transposed:
         return layer.product((x * of_heads).to(x.dtype))
     return output * of_heads

@@ -196,7 +196,7 @@ class StackedHeadAddend:
         if rows.rescales:
             output.add_(rescaled(self._layer, x, output, F.embedding(rows.slots, self.slots.gains)))
         inner = self._matrices.inner(x)
-        inner.unflatten(2, (-1, self.slots.width)).masked_fill_(rows.elsewhere, 0)
+        inner.view(*inner.shape[:2], -1, self.slots.width).masked_fill_(rows.elsewhere, 0)
         return output.add_(self._matrices.outputs(inner))
 
 

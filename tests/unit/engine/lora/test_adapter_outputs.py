@@ -47,7 +47,7 @@ FAMILIES = {
     "mamba2": ("in_proj",),
     "deepseek-v2": LATENT,
     "deepseek-v2-lite": ("q_proj", *LATENT[2:]),
-    "deepseek-v3": (*LATENT, "gate_proj", "up_proj", "down_proj"),
+    "deepseek-v3": LATENT,
     "deepseek-v32": (*LATENT, "wq_b", "wk", "weights_proj"),
     "glm4-moe-lite": LATENT,
 }

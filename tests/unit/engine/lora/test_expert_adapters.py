@@ -54,7 +54,7 @@ FAMILIES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "nemotron-h-moe": (("experts.up_proj", "experts.down_proj", "gate.weight"), ("shared_experts.up_proj",)),
     "ernie-moe": ((*FUSED, "gate.weight"), ("o_proj",)),
     "glm4-moe": (FUSED, ("o_proj",)),
-    "deepseek-v3": (FUSED, ("kv_b_proj", "shared_experts.up_proj")),
+    "deepseek-v3": (FUSED, ("kv_b_proj", "o_proj")),
     "qwen3-next": ((*FUSED, "gate.weight"), ("shared_expert_gate",)),
     "granite-hybrid-moe": ((*FUSED, "router.weight"), ("shared_mlp.output_linear",)),
 }

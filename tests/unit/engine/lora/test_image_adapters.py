@@ -78,7 +78,6 @@ def expected(model: Path, adapters: dict[str, Path]) -> dict[str, list[int]]:
         {"max_num_batched_tokens": 16, "max_num_seqs": 6},  # chunks of images and texts with and without adapters
         slow_case({}),
         slow_case({"async_scheduling": True}),
-        slow_case({"kv_cache_memory_bytes": 14 * 16 * 3 * 2 * 2 * 16 * 4}),  # few blocks: requests are preempted
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
@@ -90,7 +89,6 @@ def test_tokens_are_those_of_peft(
         engine.adapters.load(name, path)
     for _ in range(2):  # the second time the prompts are in the prefix cache
         assert run(engine, *of_all()) == expected
-    assert (engine.stats().num_preemptions > 0) == ("kv_cache_memory_bytes" in options)
 
 
 def of_all() -> list[Any]:
