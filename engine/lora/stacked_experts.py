@@ -80,12 +80,12 @@ class ExpertSlots:
         width += -width % ALIGNED_RANKS
         in_features = len(range(source.in_features)[source.columns])
         out_features = sum(part.num_rows for part in source.parts)
-        ranks = config.max_loras * width
+        ranks, biases = config.max_loras * width, [each.bias for each in layers if each.bias is not None]
         return cls(
             torch.zeros(len(layers), ranks, in_features, dtype=dtype, device=device),
             torch.zeros(len(layers), out_features, ranks, dtype=dtype, device=device),
             torch.zeros(len(layers), config.max_loras + 1, out_features, device=device),
-            torch.stack(biases) if (biases := [each.bias for each in layers if each.bias is not None]) else None,
+            torch.stack(biases) if biases else None,
             width,
         )
 
