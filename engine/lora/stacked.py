@@ -204,7 +204,8 @@ class StackedHeadAddend:
             output.add_(rescaled(self._layer, x, output, F.embedding(rows.slots, self.slots.gains)))
         inner = self._matrices.inner(x)
         inner.view(*inner.shape[:2], -1, self.slots.width).masked_fill_(rows.elsewhere, 0)
-        return output.add_(self._matrices.outputs(inner))
+        self._matrices.add(inner, output)
+        return output
 
 
 def _addend(adapters: StackedAdapters, layer: AdaptableLayer, slots: SlotMatrices) -> StackedAddend | StackedHeadAddend:

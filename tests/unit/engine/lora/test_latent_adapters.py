@@ -112,7 +112,7 @@ def test_activated_adapters_cannot_change_the_expansion(model: Path, tmp_path: P
     assert outputs["b"] != outputs["base"]
 
 
-def head_layers() -> list[AdaptableLayer]:
+def head_layers(dtype: torch.dtype) -> list[AdaptableLayer]:
     """Return the products with keys and values of heads."""
     draw, size = torch.Generator().manual_seed(1), NOPE + VALUE
 
@@ -121,54 +121,56 @@ def head_layers() -> list[AdaptableLayer]:
         return LinearSource([ProjectionRows("kv_b", NUM_HEADS * size, each) for each in rows], LORA, slice(None))
 
     keys, values = source(0, NOPE), source(NOPE, size)
-    of_keys = HeadLinear(torch.randn(NUM_HEADS, NOPE, LORA, generator=draw), keys, is_transposed=True)
-    of_values = HeadLinear(torch.randn(NUM_HEADS, LORA, VALUE, generator=draw), values)
+    of_keys = HeadLinear(torch.randn(NUM_HEADS, NOPE, LORA, generator=draw).to(dtype), keys, is_transposed=True)
+    of_values = HeadLinear(torch.randn(NUM_HEADS, LORA, VALUE, generator=draw).to(dtype), values)
     return [AdaptableLayer(of_keys, keys), AdaptableLayer(of_values, values)]
 
 
-def head_matrices(number: int) -> Sequence[LowRank | None]:
+def head_matrices(number: int, dtype: torch.dtype) -> Sequence[LowRank | None]:
     """Return an adapter's matrices; the first one is DoRA, and the second one leaves the values as they are."""
     draw = torch.Generator().manual_seed(number)
     made: list[LowRank | None] = []
     for size in (NOPE, VALUE):
         gain = torch.randn(NUM_HEADS * size, generator=draw) if number == 1 else None
-        b = torch.randn(NUM_HEADS * size, RANK, generator=draw)
+        a, b = (torch.randn(each, generator=draw).to(dtype) for each in ((RANK, LORA), (NUM_HEADS * size, RANK)))
         output = LowRankOutput(slice(0, NUM_HEADS * size), slice(0, RANK), b, gain)
-        made.append(LowRank(torch.randn(RANK, LORA, generator=draw), [output]))
+        made.append(LowRank(a, [output]))
     return [made[0], None] if number == 2 else made
 
 
 def with_weights_changed(layer: HeadLinear, x: Tensor, matrices: LowRank | None) -> Tensor:
     """Return the product of x with the weights to which an adapter's part is added."""
-    weight = layer.weight
+    weight = layer.weight.float()
     if matrices is not None:
         (output,) = matrices.outputs
-        added = (output.b @ matrices.a).view(NUM_HEADS, -1, LORA)
+        added = (output.b.float() @ matrices.a.float()).view(NUM_HEADS, -1, LORA)
         gain = 0 if output.gain is None else output.gain.view(NUM_HEADS, -1, 1)
         rows = weight if layer.is_transposed else weight.mT
         rows = rows * (1 + gain) + added
         weight = rows if layer.is_transposed else rows.mT
-    return torch.einsum("thi,hio->tho", x, weight)
+    return torch.einsum("thi,hio->tho", x.float(), weight)
 
 
-def test_both_kinds_of_products_are_those_of_changed_weights() -> None:
-    draw = torch.Generator().manual_seed(2)
-    inputs = [torch.randn(9, NUM_HEADS, width, generator=draw) for width in (NOPE, LORA)]
-    for step in (([1, 0, 2], [2, 4, 3]), ([2, 1], [5, 4]), ([0], [9])):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_kinds_of_products_are_those_of_changed_weights(dtype: torch.dtype) -> None:
+    draw, tolerance = torch.Generator().manual_seed(2), 1e-5 if dtype == torch.float32 else 0.06
+    inputs = [torch.randn(40, NUM_HEADS, width, generator=draw).to(dtype) for width in (NOPE, LORA)]
+    changed = {number: head_matrices(number, dtype) for number in (1, 2)}
+    for step in (([1, 0, 2], [2, 4, 34]), ([2, 1], [5, 35]), ([0], [40])):
         numbers = torch.tensor(step[0]).repeat_interleave(torch.tensor(step[1])).tolist()
         for kind in ("segmented", "stacked"):
-            layers = head_layers()
+            layers = head_layers(dtype)
             config = LoraConfig(enabled=True, max_loras=2, max_rank=4, max_cpu_loras=4)
-            made = SegmentedAdapters(layers) if kind == "segmented" else StackedAdapters(layers, config, torch.float32)
+            made = SegmentedAdapters(layers) if kind == "segmented" else StackedAdapters(layers, config, dtype)
             for number in (1, 2):
-                made.add(number, head_matrices(number))
+                made.add(number, changed[number])
             made.plan(batch(*step))
             for place, (each, x) in enumerate(zip(layers, inputs, strict=True)):
                 assert isinstance(each.layer, HeadLinear)
                 with torch.inference_mode():
                     ours = each.layer(x)
                 rows = [
-                    with_weights_changed(each.layer, x[row : row + 1], head_matrices(number)[place] if number else None)
+                    with_weights_changed(each.layer, x[row : row + 1], changed[number][place] if number else None)
                     for row, number in enumerate(numbers)
                 ]
-                torch.testing.assert_close(ours, torch.cat(rows), atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(ours.float(), torch.cat(rows), atol=tolerance, rtol=tolerance)
