@@ -116,10 +116,11 @@ def _check_experts(
             f"{source}: {changed[0]} cannot be changed by an activated adapter, as in PEFT: experts have the tokens of "
             "many positions; target the attention's projections"
         )
-    with_magnitude = next((each.name for each in experts.values() if each.magnitude is not None), None)
-    if with_magnitude is not None:
+    fused_dora = (each.name for name, each in experts.items() if each.magnitude is not None and name.endswith(FUSED))
+    if (with_magnitude := next(fused_dora, None)) is not None:
         raise InvalidAdapter(
-            f"{source}: {shown(with_magnitude)} cannot have DoRA, since it is an expert; train experts without use_dora"
+            f"{source}: {shown(with_magnitude)} cannot have DoRA, since it is two projections of an expert; train "
+            f"{' and '.join(catalog.firsts)}, or without use_dora"
         )
     fused = (name.removesuffix(FUSED) for name in experts if name.endswith(f".{FUSED}"))
     for expert in fused:
