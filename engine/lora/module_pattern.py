@@ -6,6 +6,7 @@ since adapters may have thousands of keys and of modules.
 """
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,8 @@ from baton.engine.checkpoint.json_object import MAX_NUMBER, JsonObject, shown
 from baton.engine.errors import InvalidAdapter
 
 MAX_KEYS = 10_000
-MAX_TRIES = 10_000_000  # to match a name; some seconds
+MAX_TRIES = 3_000_000  # to find a name; some seconds
+MAX_MATCHING_S = 10.0  # CPU time of regular expressions, which may take long for each name
 CHOICE = re.compile(r"[(*+?{]")  # of characters in a regular expression
 MAX_CHOICES = 4
 MAX_ALTERNATIVES = 200
@@ -39,9 +41,10 @@ class ModulePattern:
         """source: of the pattern, for errors."""
         self._source = source
         self._plain: dict[tuple[Wildcards, str], Entry] = {}
-        self._wildcards: dict[int, list[Wildcards]] = {}  # of plain keys, by length
+        self._wildcards: dict[int, set[Wildcards]] = {}  # of plain keys, by length
         self._expressions: list[tuple[re.Pattern[str], Entry]] = []
         self._num_tries = 0
+        self._matching_s = 0.0
 
     @classmethod
     def of(cls, config: JsonObject, name: str) -> "ModulePattern":
@@ -56,7 +59,7 @@ class ModulePattern:
 
     def value_of(self, module: str, default: float) -> float:
         """Return the value of the first key that matches a module's name. Raises InvalidAdapter."""
-        found = [*self._plain_matches(module), *self._expression_matches(module)]
+        found = [*self._plain_matches(module), *self._first_expression(module)]
         return min(found, key=lambda entry: entry.place).value if found else default
 
     def _add(self, key: str, entry: Entry) -> None:
@@ -64,9 +67,7 @@ class ModulePattern:
             self._expressions.append((_compiled(self._source, key), entry))
             return
         wildcards, text = _parsed(key.removeprefix(START))
-        known = self._wildcards.setdefault(len(text), [])
-        if wildcards not in known:
-            known.append(wildcards)
+        self._wildcards.setdefault(len(text), set()).add(wildcards)
         text = START + text if key.startswith(START) else text
         self._plain.setdefault((wildcards, text), entry)
 
@@ -75,24 +76,33 @@ class ModulePattern:
         for start in starts:
             end = module[start:]
             known = self._wildcards.get(len(end), ())
-            self._count_tries(len(known))
+            self._num_tries += len(known)
+            if self._num_tries > MAX_TRIES:
+                raise self._too_complex()
             for wildcards in known:
                 text = _with_dots(end, wildcards)
                 for found in (text,) if start else (text, START + text):
                     if (entry := self._plain.get((wildcards, found))) is not None:
                         yield entry
 
-    def _expression_matches(self, module: str) -> Iterator[Entry]:
-        self._count_tries(len(self._expressions))
-        return (entry for names, entry in self._expressions if names.match(module))
+    def _first_expression(self, module: str) -> Iterator[Entry]:
+        started_s = time.thread_time()
+        for names, entry in self._expressions:
+            is_match = names.match(module)
+            now_s = time.thread_time()
+            self._matching_s += now_s - started_s
+            started_s = now_s
+            if self._matching_s > MAX_MATCHING_S:
+                raise self._too_complex()
+            if is_match:
+                yield entry
+                return
 
-    def _count_tries(self, count: int) -> None:
-        self._num_tries += count
-        if self._num_tries > MAX_TRIES:
-            raise InvalidAdapter(
-                f"{self._source} has too many keys that are regular expressions for the modules of this adapter: name "
-                "the modules instead"
-            )
+    def _too_complex(self) -> InvalidAdapter:
+        return InvalidAdapter(
+            f"{self._source} has too many keys that are regular expressions for the modules of this adapter, or too "
+            "complex ones: name the modules instead"
+        )
 
 
 def _parsed(key: str) -> tuple[Wildcards, str]:

@@ -62,8 +62,24 @@ def test_thousands_of_names_need_few_tries(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_too_many_expressions_for_the_modules_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_pattern, "MAX_TRIES", 1000)
     pattern = pattern_of(tmp_path, [rf"layers\.{layer}\..*" for layer in range(100)])
     assert [pattern.value_of(f"model.layers.{layer}.mlp", DEFAULT) for layer in range(10)] == list(range(10))
+    monkeypatch.setattr(module_pattern, "MAX_MATCHING_S", 0.0)
     with pytest.raises(InvalidAdapter, match=r"alpha_pattern has too many keys that are regular expressions"):
         pattern.value_of("model.layers.10.mlp", DEFAULT)
+
+
+def test_names_with_too_many_kinds_of_wildcards_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_pattern, "MAX_TRIES", 100)
+    pattern = pattern_of(tmp_path, [f"{number:08b}".replace("1", ".") for number in range(256)])
+    with pytest.raises(InvalidAdapter, match=r"alpha_pattern has too many keys that are regular expressions"):
+        pattern.value_of("model.layers00", DEFAULT)
+
+
+def test_a_slow_expression_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes milliseconds for each name, of which an adapter may have tens of thousands."""
+    monkeypatch.setattr(module_pattern, "MAX_MATCHING_S", 0.1)
+    pattern = pattern_of(tmp_path, [r"[\w.]*[\w.]*[\w.]*[\w.]*!"])
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.up_proj" for layer in range(10) for expert in range(256)]
+    with pytest.raises(InvalidAdapter, match="or too complex ones: name the modules instead"):
+        [pattern.value_of(name, DEFAULT) for name in names]
