@@ -22,7 +22,7 @@ from baton.engine.lora.low_rank import LowRank, even
 from baton.engine.lora.row_slots import RowSlots
 from baton.engine.lora.stacked_experts import StackedExperts
 
-NUM_RESCALED = 512  # rows
+NUM_ROWS = 512  # whose values for DoRA, or for all heads, are computed at once
 
 
 class StackedAdapters:
@@ -175,7 +175,7 @@ class StackedAddend:
 
     def _rescale(self, output: Tensor, slots: Tensor) -> None:
         """Add the multiples of the base output; some rows at a time, for no room is kept for as many values in fp32."""
-        for part, its_slots in zip(torch.split(output, NUM_RESCALED), torch.split(slots, NUM_RESCALED), strict=True):
+        for part, its_slots in zip(torch.split(output, NUM_ROWS), torch.split(slots, NUM_ROWS), strict=True):
             base = part if self._bias is None else part - self._bias
             part.add_(base * F.embedding(its_slots, self.slots.gains))
 
@@ -200,11 +200,14 @@ class StackedHeadAddend:
         rows = self._adapters.rows
         if rows is None:
             return output
-        if rows.rescales:
-            output.add_(rescaled(self._layer, x, output, F.embedding(rows.slots, self.slots.gains)))
-        inner = self._matrices.inner(x)
-        inner.view(*inner.shape[:2], -1, self.slots.width).masked_fill_(rows.elsewhere, 0)
-        self._matrices.add(inner, output)
+        # Some rows at a time: each head has values for all slots, and for as many no room is kept.
+        parts = zip(*(torch.split(each, NUM_ROWS) for each in (x, output, rows.slots, rows.elsewhere)), strict=True)
+        for inputs, part, slots, elsewhere in parts:
+            if rows.rescales:
+                part.add_(rescaled(self._layer, inputs, part, F.embedding(slots, self.slots.gains)))
+            inner = self._matrices.inner(inputs)
+            inner.view(*inner.shape[:2], -1, self.slots.width).masked_fill_(elsewhere, 0)
+            self._matrices.add(inner, part)
         return output
 
 

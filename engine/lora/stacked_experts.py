@@ -18,6 +18,7 @@ from baton.engine.lora.low_rank import LowRank, even
 from baton.engine.lora.row_slots import RowSlots
 
 ALIGNED_RANKS = 8  # grouped products on GPUs need rows of a multiple of 16 bytes
+NUM_RESCALED = 4096  # rows, for no room is kept for more values in fp32
 
 
 class StackedExperts:
@@ -109,15 +110,17 @@ class ExpertSlots:
         output.add_(_grouped(inner, self.b, sizes))
 
     def rescale(self, output: Tensor, sizes: Sequence[int] | Tensor, slots: Tensor) -> None:
-        """Add multiples of the base output to it, in place. slots: [num_rows] of the rows."""
+        """Add multiples of the base output to it, in place, some rows at a time. slots: [num_rows] of the rows."""
         if isinstance(sizes, Tensor):
             experts = torch.searchsorted(
                 sizes, torch.arange(len(output), dtype=sizes.dtype, device=sizes.device), right=True
             )
         else:
             experts = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(output.device)
-        base = output if self.biases is None else output - self.biases[experts]
-        output.add_(base * self.gains[experts, slots])
+        parts = zip(*(torch.split(each, NUM_RESCALED) for each in (output, experts, slots)), strict=True)
+        for part, its_experts, its_slots in parts:
+            base = part if self.biases is None else part - self.biases[its_experts]
+            part.add_(base * self.gains[its_experts, its_slots])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from baton.engine.engine import Engine
 from baton.engine.errors import InvalidAdapter
 from baton.engine.layers.head_linear import HeadLinear
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
+from baton.engine.lora import stacked as stacked_adapters
 from baton.engine.lora.adaptable_layer import AdaptableLayer
 from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.low_rank import LowRank, LowRankOutput
@@ -152,7 +153,10 @@ def with_weights_changed(layer: HeadLinear, x: Tensor, matrices: LowRank | None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_both_kinds_of_products_are_those_of_changed_weights(dtype: torch.dtype) -> None:
+def test_both_kinds_of_products_are_those_of_changed_weights(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacked_adapters, "NUM_ROWS", 16)  # so that the rows are in several parts
     draw, tolerance = torch.Generator().manual_seed(2), 1e-5 if dtype == torch.float32 else 0.06
     inputs = [torch.randn(40, NUM_HEADS, width, generator=draw).to(dtype) for width in (NOPE, LORA)]
     changed = {number: head_matrices(number, dtype) for number in (1, 2)}

@@ -1,11 +1,14 @@
 """Products of slots of experts, as GPUs compute them."""
 
+import pytest
 import torch
 
+from baton.engine.lora import stacked_experts
 from baton.engine.lora.stacked_experts import ExpertSlots
 
 
-def test_grouped_and_separate_products_of_slots() -> None:
+def test_grouped_and_separate_products_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked_experts, "NUM_RESCALED", 5)  # so that the rows are in several parts
     draw = torch.Generator().manual_seed(1)
     sizes, width = [5, 0, 3, 8], 8
     a, b = (torch.randn(4, *size, generator=draw).bfloat16() for size in ((2 * width, 32), (24, 2 * width)))
