@@ -8,6 +8,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.families.registry import family_of
 from baton.engine.layers.attention import GroupedQueryAttention
 from baton.engine.layers.expert_routing import ExpertChoice
+from baton.engine.layers.expert_source import ExpertSource
 from baton.engine.layers.head_linear import HeadLinear
 from baton.engine.layers.latent_attention import LatentAttention
 from baton.engine.layers.linear import GatheredProjection, Linear, Projection, SummedProjection
@@ -50,15 +51,13 @@ def adapt(
         else StackedAdapters(layers, config, dtype, mixtures)
     )
     family = family_of(shape.architecture)
-    moes = [each.moe.source for each in mixtures if each.moe.source is not None]
-    experts = ExpertCatalog.of(moes, family.names.experts)
+    experts = ExpertCatalog.of([_source(each) for each in _moes(model)], family.names.experts)
     absorbed = frozenset(shapes_of(each.source for each in layers if isinstance(each.layer, HeadLinear)))
     modules = ChangeableModules(
         {**shapes_of(sources), **experts.shapes},
         experts.num_experts,
         absorbed,
         (*family.unused, IMAGES),
-        workers_share_experts=any(each.source is None for each in _moes(model)),
     )
     adapted = AdaptedModel(base, modules, experts)
     is_gguf = base.quantization is not None and base.quantization.method == "gguf"
@@ -90,7 +89,7 @@ def _mixtures(model: CausalLM, first: int) -> list[AdaptableExperts]:
     """
     mixtures: list[AdaptableExperts] = []
     for moe in _moes(model):
-        if moe.source is not None:
+        if _source(moe).here is not None:
             mixtures.append(AdaptableExperts.of(moe, first))
             first = mixtures[-1].places.stop
     return mixtures
@@ -102,6 +101,11 @@ def _moes(model: CausalLM) -> Iterator[MoE]:
         moe = feed_forward.experts if isinstance(feed_forward, ParallelExperts) else feed_forward
         if isinstance(moe, MoE):
             yield moe
+
+
+def _source(moe: MoE) -> ExpertSource:
+    assert moe.source is not None, "it was not read from a checkpoint"
+    return moe.source
 
 
 def _of_feed_forward(feed_forward: FeedForward | None) -> Iterator[Linear | ExpertChoice | SharedGate]:

@@ -55,10 +55,12 @@ class AdaptableExperts:
     @classmethod
     def of(cls, moe: MoE, first: int) -> "AdaptableExperts":
         """Return the experts of a mixture. first: place of the first one's first product."""
-        assert moe.source is not None, "several workers share the experts"
-        pairs = list(zip(moe.experts.slots, map(moe.source.linears, moe.source.here), strict=True))
-        gate_up = [AdaptableLayer(expert.gate_up, source) for expert, (source, _) in pairs]
-        down = [AdaptableLayer(expert.down, source) for expert, (_, source) in pairs]
+        source = moe.source
+        assert source is not None, "they were not read from a checkpoint"
+        assert source.here is not None, "several workers share the experts"
+        pairs = list(zip(moe.experts.slots, map(source.linears, source.here), strict=True))
+        gate_up = [AdaptableLayer(expert.gate_up, first) for expert, (first, _) in pairs]
+        down = [AdaptableLayer(expert.down, second) for expert, (_, second) in pairs]
         return cls(moe, gate_up, down, range(first, first + 2 * len(pairs)))
 
     @property

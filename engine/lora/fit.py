@@ -9,7 +9,6 @@ from baton.engine.layers.linear_source import LinearSource
 
 EMBEDDING = "embed_tokens"
 EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
-EXPERTS = re.compile(r"\.experts(\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,6 @@ class ChangeableModules:
     num_experts: int  # of a layer
     absorbed: frozenset[str]  # those that are applied to queries and attended latents; see HeadMatrices
     unchanged: Sequence[str]  # beginnings of the names of modules that are not of the language model
-    workers_share_experts: bool  # routed experts cannot be changed then
 
 
 def shapes_of(sources: Iterable[LinearSource]) -> dict[str, ModuleShape]:
@@ -68,11 +66,6 @@ def _reason(unknown: Sequence[str], known: ChangeableModules) -> str:
         return (
             f"{name}{more} is not of the language model, and cannot be changed; train with exclude_modules, or with "
             "target_modules of the language model alone"
-        )
-    if known.workers_share_experts and EXPERTS.search(name):
-        return (
-            f"{name}{more} is a routed expert, and cannot be changed with expert_parallel over several workers; use "
-            "expert_parallel in one worker, with tensor_parallel of the same number"
         )
     suffixes = ", ".join(sorted({each.rpartition(".")[2] for each in known.shapes}))
     return f"the model has no layer {name}{more} that can be changed; those that can be are {suffixes}"

@@ -1,7 +1,7 @@
 """Adapters on CPUs: for each run of rows with the same adapter, two products of low rank.
 
 A run's products have the rows of its own adapter only. In bf16, with Baton's own products, a token's result therefore
-has the same bits in any batch.
+has the same bits in any batch, except if heads' matrices change; see HeadProduct.
 """
 
 from collections.abc import Sequence

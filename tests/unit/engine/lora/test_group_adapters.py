@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from baton.engine.engine import Engine
 from baton.engine.errors import InvalidAdapter
+from baton.engine.lora.adapter_files import TENSORS
 from tests.adapters import make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
@@ -61,5 +63,23 @@ def test_each_ranks_requests_have_their_adapters(model: Path, group: Ranks, tmp_
 def test_adapters_of_experts_are_refused_by_name(model: Path, group: Ranks, tmp_path: Path) -> None:
     adapter = make_adapter(model, tmp_path / "a", ["q_proj", "o_proj", "down_proj"])
     loading = group["rank-0"].call(lambda engine: engine.adapters.load("a", adapter))
-    with pytest.raises(InvalidAdapter, match=r"mlp\.experts\.0\.down_proj .* cannot be changed with expert_parallel"):
+    with pytest.raises(InvalidAdapter, match=r"mlp\.experts\.0\.down_proj' is a routed expert, which cannot be"):
         loading.result(TIMEOUT_S)
+
+
+def test_routers_may_have_the_names_of_another_version_of_transformers(tmp_path: Path) -> None:
+    model = make_checkpoint("mixtral", tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "a", ["gate"])
+    renamed = make_adapter(model, tmp_path / "b", ["gate"])
+    tensors = load_file(renamed / TENSORS)
+    save_file({name.replace(".block_sparse_moe.", ".mlp."): each for name, each in tensors.items()}, renamed / TENSORS)
+    ranks = Ranks(model, ["rank-0", "rank-1"], dtype="float32", enable_lora=True)
+    try:
+        loading = [
+            ranks["rank-0"].call(lambda engine, path=path: engine.adapters.load(path.name, path))
+            for path in (adapter, renamed)
+        ]
+        first, second = (each.result(TIMEOUT_S) for each in loading)
+        assert first.digest == second.digest
+    finally:
+        ranks.close()
