@@ -24,7 +24,7 @@ from benchmarks.gpu.stage import Record, Setting
 from tests.adapters import ALL_TARGETS, LATENT_TARGETS, make_adapter
 
 ARCHITECTURES = ("llama3", "qwen3", "qwen3-moe", "deepseek-v3")
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENT_TARGETS)  # of a model with experts, which cannot have DoRA
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENT_TARGETS)  # of a model with experts
 RANK = 8
 MAX_LORAS = 3
 SIZE = 0.1  # of the matrices: changes are about as large as the weights
