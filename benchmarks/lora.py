@@ -32,7 +32,7 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from benchmarks.report import Report
 from benchmarks.waves import Runner
-from tests.adapters import ALL_TARGETS, make_adapter
+from tests.adapters import ALL_TARGETS, LATENT_TARGETS, make_adapter
 
 BUNDLED = Path(str(files("baton"))) / "bundled_model"
 FIRST_WORD = 300  # token ids from here on are words
@@ -85,7 +85,7 @@ def measure(
 def load_adapters(runner: Runner, model: Path, clients: int, rank: int, directory: Path, *, experts: bool) -> int:
     """Load an adapter for each client; return the bytes of one. experts: they change those of a mixture, too."""
     has_experts = read_model_config(model).moe is not None
-    targets = ALL_TARGETS[:4] if has_experts and not experts else ALL_TARGETS
+    targets = (*LATENT_TARGETS, *(ALL_TARGETS[:4] if has_experts and not experts else ALL_TARGETS))
     num_bytes = 0
     for client in range(clients):
         name = f"{client}"

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LATENT_TARGETS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")  # of latent attention, besides o_proj
 
 
 def make_adapter(

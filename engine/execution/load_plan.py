@@ -21,7 +21,6 @@ from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.kv.state_layout import check_recurrent
 from baton.engine.layers.weights.fp8_weight import products_of
-from baton.engine.lora.adaptable import check_adaptable
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.offload.check import check_offload
 from baton.engine.parallel.tensor_parallel import TensorGroup
@@ -48,7 +47,6 @@ class LoadPlan:
     def of(cls, config: EngineConfig, whole: ModelConfig, shard: TensorShard, *, is_expert_parallel: bool) -> Self:
         """Return the plan. Raises UnsupportedModel for options that do not go with the model or with each other."""
         shard.check(whole)
-        check_adaptable(config, whole, is_expert_parallel=is_expert_parallel)
         check_offload(config, whole, shard.size, is_expert_parallel=is_expert_parallel)
         num_parts = shard.kv_parts(whole, config.kv_shards)
         check_recurrent(config, whole, num_parts)

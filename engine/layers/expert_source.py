@@ -18,7 +18,7 @@ class ExpertSource:
     names: ExpertNames
     config: MoEConfig
     hidden_size: int
-    here: range  # experts of the rank
+    here: range | None  # experts of the rank; None: several workers share the experts, whose places change
     inner: slice  # inner columns of each
 
     @property

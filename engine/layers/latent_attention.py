@@ -9,8 +9,10 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.checkpoint.weights import Weights
 from baton.engine.config import ModelConfig
 from baton.engine.execution.batch import Batch
+from baton.engine.layers.head_linear import HeadLinear
 from baton.engine.layers.indexer import Indexer, attend_sparsely, load_indexer
 from baton.engine.layers.linear import Linear, Projection, load_linear, load_partial, summed
+from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.layers.norm import RMSNorm
 from baton.engine.mla import MLAConfig
 from baton.engine.ops.base import Rotation
@@ -46,13 +48,14 @@ class LatentAttention:
         query: QueryProjection,
         compress: Linear,
         latent_norm: RMSNorm,
-        expand: Tensor,
+        keys: HeadLinear,
+        values: HeadLinear,
         output: Projection,
         backend: AttentionBackend,
         indexer: Indexer | None = None,
         scale: float = 1.0,
     ) -> None:
-        """expand: this rank's weight of `kv_b_proj`, [num_heads, qk_nope_head_dim + v_head_dim, kv_lora_rank].
+        """keys: from qk_nope_head_dim to kv_lora_rank; values: from kv_lora_rank to v_head_dim; both of `kv_b_proj`.
 
         scale: factor on the scores of sparse attention.
         """
@@ -60,8 +63,8 @@ class LatentAttention:
         self.query = query
         self.compress = compress
         self.latent_norm = latent_norm
-        self.key_expand = expand[:, : mla.qk_nope_head_dim].contiguous()  # [num_heads, qk_nope_head_dim, kv_lora_rank]
-        self.value_expand = expand[:, mla.qk_nope_head_dim :].mT.contiguous()  # [num_heads, kv_lora_rank, v_head_dim]
+        self.keys = keys
+        self.values = values
         self.output = output
         self.backend = backend
         self.indexer = indexer
@@ -75,8 +78,7 @@ class LatentAttention:
         q_plain, q_rope = q.split_with_sizes([mla.qk_nope_head_dim, mla.qk_rope_head_dim], dim=-1)
         compressed, k_rope = self.compress(x).split_with_sizes([mla.kv_lora_rank, mla.qk_rope_head_dim], dim=-1)
         latent = torch.cat([self.latent_norm(compressed), ops.rotate(k_rope.unsqueeze(1), rotation).squeeze(1)], dim=-1)
-        q_latent = torch.bmm(q_plain.transpose(0, 1), self.key_expand).transpose(0, 1)  # [num_tokens, heads, lora]
-        absorbed = torch.cat([q_latent, ops.rotate(q_rope, rotation)], dim=-1)
+        absorbed = torch.cat([self.keys(q_plain), ops.rotate(q_rope, rotation)], dim=-1)
         latents = layer_cache if self.indexer is None else layer_cache[..., : mla.latent_dim]
         attended = self.backend.forward_latent(absorbed, latent, latents, batch)
         if self.indexer is not None:
@@ -84,8 +86,7 @@ class LatentAttention:
             if max(batch.context_lens_list, default=0) > self.indexer.config.topk:
                 index = self.indexer.queries(x, queries, rotation)
                 attend_sparsely(self.indexer, attended, absorbed, index, layer_cache, batch, self.scale)
-        values = torch.bmm(attended.transpose(0, 1), self.value_expand)  # [num_heads, num_tokens, v_head_dim]
-        return self.output(values.transpose(0, 1).flatten(1))
+        return self.output(self.values(attended).flatten(1))
 
 
 def load_latent_attention(
@@ -98,9 +99,6 @@ def load_latent_attention(
     mla, shard, num_heads = config.mla, tensor.shard, config.num_heads
     assert mla is not None, "the config has no MLA"
     hidden, bias, v_size = config.hidden_size, config.attention_output_bias, num_heads * mla.v_head_dim
-    expanded = mla.qk_nope_head_dim + mla.v_head_dim
-    name, part = f"{prefix}.kv_b_proj.weight", (shard.of(num_heads, expanded),)
-    expand = weights.take(name, num_heads * expanded, mla.kv_lora_rank, part=part)
     v_columns = shard.of(num_heads, mla.v_head_dim)
     output = load_partial(weights, f"{prefix}.o_proj", v_size, hidden, v_columns, shard, bias=bias)
     return LatentAttention(
@@ -108,12 +106,30 @@ def load_latent_attention(
         _load_query(weights, prefix, config, mla, shard),
         load_linear(weights, f"{prefix}.kv_a_proj_with_mqa", hidden, mla.latent_dim, bias=bias),
         RMSNorm(weights.take(f"{prefix}.kv_a_layernorm.weight", mla.kv_lora_rank), NORM_EPS),
-        expand.view(-1, expanded, mla.kv_lora_rank),
+        *_load_expansion(weights, f"{prefix}.kv_b_proj", num_heads, mla, shard),
         summed(output, tensor),
         backend,
         load_indexer(weights, prefix, config, mla),
         config.attention_scale,
     )
+
+
+def _load_expansion(
+    weights: Weights, name: str, num_heads: int, mla: MLAConfig, shard: TensorShard
+) -> tuple[HeadLinear, HeadLinear]:
+    """Load the products with the rows of keys and with those of values, in place of the expansion of latents."""
+    nope, size = mla.qk_nope_head_dim, mla.qk_nope_head_dim + mla.v_head_dim  # rows of a head
+    part = (shard.of(num_heads, size),)
+    expand = weights.take(f"{name}.weight", num_heads * size, mla.kv_lora_rank, part=part)
+    heads = expand.view(-1, size, mla.kv_lora_rank)
+
+    def source(first: int, last: int) -> LinearSource:
+        starts = range(0, num_heads * size, size)[shard.of(num_heads)]
+        rows = [ProjectionRows(name, num_heads * size, slice(start + first, start + last)) for start in starts]
+        return LinearSource(rows, mla.kv_lora_rank, slice(None))
+
+    keys = HeadLinear(heads[:, :nope].contiguous(), source(0, nope), is_transposed=True)
+    return keys, HeadLinear(heads[:, nope:].mT.contiguous(), source(nope, size))
 
 
 def _load_query(

@@ -1,7 +1,7 @@
 """Mixture-of-experts layer, and the exchanges that need no expert-parallel group."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Protocol
 
@@ -170,7 +170,7 @@ class MoE:
         tensor: TensorRanks,
         source: ExpertSource | None = None,
     ) -> None:
-        """source: of the experts; None if their places change."""
+        """source: of the experts; None: they were not read from a checkpoint."""
         self.source = source
         self.adapters: MixtureAdapters | None = None  # None: they are not enabled
         self.choice = choice
@@ -236,13 +236,14 @@ def load_moe(
     choice = load_choice(weights, prefix, names, hidden_size, config)
     shared = _load_shared(weights, prefix, names, hidden_size, config, shard, bias=bias)
     reader = ExpertReader(weights, prefix, hidden_size, config, names, shard.per_expert)
+    source = ExpertSource(prefix, names, config, hidden_size, None, shard.per_expert.of(config.intermediate_size))
     if group is not None:
         grouped = group.add_layer(reader, config.num_experts)
-        return MoE(choice, grouped.experts, grouped.exchange, shared, tensor)
+        return MoE(choice, grouped.experts, grouped.exchange, shared, tensor, source)
     here = shard.experts_of(config.num_experts)
     experts = Experts([reader.read(expert) for expert in here])
-    source = ExpertSource(prefix, names, config, hidden_size, here, shard.per_expert.of(config.intermediate_size))
-    return MoE(choice, experts, _exchange(experts, here, config, shard), shared, tensor, source)
+    exchange = _exchange(experts, here, config, shard)
+    return MoE(choice, experts, exchange, shared, tensor, replace(source, here=here))
 
 
 def _load_shared(

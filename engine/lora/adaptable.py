@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 import torch
 
-from baton.engine.config import EngineConfig, ModelConfig
-from baton.engine.errors import UnsupportedModel
+from baton.engine.config import ModelConfig
 from baton.engine.families.registry import family_of
 from baton.engine.layers.attention import GroupedQueryAttention
 from baton.engine.layers.expert_routing import ExpertChoice
+from baton.engine.layers.expert_source import ExpertSource
+from baton.engine.layers.head_linear import HeadLinear
+from baton.engine.layers.latent_attention import LatentAttention
 from baton.engine.layers.linear import GatheredProjection, Linear, Projection, SummedProjection
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
 from baton.engine.layers.mlp import MLP
@@ -24,25 +26,14 @@ from baton.engine.lora.base_checkpoint import EMBEDDING, HEAD, BaseCheckpoint
 from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.dora import DoraFactors
 from baton.engine.lora.expert_catalog import ExpertCatalog
-from baton.engine.lora.fit import shapes_of
+from baton.engine.lora.fit import ChangeableModules, shapes_of
 from baton.engine.lora.segmented import SegmentedAdapters
 from baton.engine.lora.stacked import StackedAdapters
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.models.decoder_layer import Attention, FeedForward
 from baton.engine.models.parallel_mixers import ParallelMixers
 
-
-def check_adaptable(config: EngineConfig, model: ModelConfig, *, is_expert_parallel: bool) -> None:
-    """Raise UnsupportedModel if adapters are enabled for a model or a group that cannot have them."""
-    refused = {
-        "multi-head latent attention": model.mla is not None,
-        "image inputs": model.vision is not None,
-        "expert_parallel over several workers (the ranks of one worker share experts if tensor_parallel and "
-        "expert_parallel have the same number)": is_expert_parallel,
-    }
-    for name, is_there in refused.items():
-        if config.enable_lora and is_there:
-            raise UnsupportedModel(f"enable_lora is not supported with {name}: {model.architecture}")
+IMAGES = "visual."  # beginning of the names of an image encoder's modules
 
 
 def adapt(
@@ -59,13 +50,21 @@ def adapt(
         if device.type == "cpu"
         else StackedAdapters(layers, config, dtype, mixtures)
     )
-    names = family_of(shape.architecture).names.experts
-    experts = ExpertCatalog.of([each.moe.source for each in mixtures if each.moe.source is not None], names)
-    adapted = AdaptedModel(base, {**shapes_of(sources), **experts.shapes}, experts)
+    family = family_of(shape.architecture)
+    experts = ExpertCatalog.of([_source(each) for each in _moes(model)], family.names.experts)
+    absorbed = frozenset(shapes_of(each.source for each in layers if isinstance(each.layer, HeadLinear)))
+    modules = ChangeableModules(
+        {**shapes_of(sources), **experts.shapes},
+        experts.num_experts,
+        absorbed,
+        (*family.unused, IMAGES),
+    )
+    adapted = AdaptedModel(base, modules, experts)
     is_gguf = base.quantization is not None and base.quantization.method == "gguf"
     paired = shape.head_dim if is_gguf and shape.rope.interleaved else None
-    dora = DoraFactors(base, sources)  # experts cannot have it
-    model.adapted = AdaptedLayers([*sources, *of_experts], adapted, dora, dtype, adapters, paired)
+    all_sources = [*sources, *of_experts]
+    dora = DoraFactors(base, all_sources)
+    model.adapted = AdaptedLayers(all_sources, adapted, dora, dtype, adapters, paired)
 
 
 def _layers(model: CausalLM, shape: ModelConfig) -> Iterator[AdaptableLayer]:
@@ -84,15 +83,29 @@ def _layers(model: CausalLM, shape: ModelConfig) -> Iterator[AdaptableLayer]:
 
 
 def _mixtures(model: CausalLM, first: int) -> list[AdaptableExperts]:
-    """Return the experts of all layers. first: place of their products, after those of all other layers."""
+    """Return the experts of all layers, none if several workers share them.
+
+    first: place of their products, after those of all other layers.
+    """
     mixtures: list[AdaptableExperts] = []
+    for moe in _moes(model):
+        if _source(moe).here is not None:
+            mixtures.append(AdaptableExperts.of(moe, first))
+            first = mixtures[-1].places.stop
+    return mixtures
+
+
+def _moes(model: CausalLM) -> Iterator[MoE]:
     for layer in model.layers:
         feed_forward = layer.feed_forward
         moe = feed_forward.experts if isinstance(feed_forward, ParallelExperts) else feed_forward
         if isinstance(moe, MoE):
-            mixtures.append(AdaptableExperts.of(moe, first))
-            first = mixtures[-1].places.stop
-    return mixtures
+            yield moe
+
+
+def _source(moe: MoE) -> ExpertSource:
+    assert moe.source is not None, "it was not read from a checkpoint"
+    return moe.source
 
 
 def _of_feed_forward(feed_forward: FeedForward | None) -> Iterator[Linear | ExpertChoice | SharedGate]:
@@ -116,12 +129,22 @@ def _of_feed_forward(feed_forward: FeedForward | None) -> Iterator[Linear | Expe
             pass  # there is none
 
 
-def _of_mixer(mixer: Attention) -> Iterator[Linear]:
+def _of_mixer(mixer: Attention) -> Iterator[Linear | HeadLinear]:
     """Yield the projections of attention, of a recurrent net, or of both."""
     match mixer:
         case GroupedQueryAttention():
             yield mixer.qkv
             yield _linear(mixer.output)
+        case LatentAttention():
+            yield mixer.query.up
+            if mixer.query.down is not None:
+                yield mixer.query.down
+            yield mixer.compress
+            yield mixer.keys
+            yield mixer.values
+            yield _linear(mixer.output)
+            if (indexer := mixer.indexer) is not None:
+                yield from (indexer.query, indexer.key, indexer.head_weights)
         case GatedDeltaNet():
             yield mixer.inputs.mixed
             yield mixer.inputs.rates
@@ -134,7 +157,7 @@ def _of_mixer(mixer: Attention) -> Iterator[Linear]:
             yield from _of_mixer(mixer.attention)
             yield from _of_mixer(mixer.net)
         case _:
-            raise AssertionError("see check_adaptable")
+            raise AssertionError(f"adapters do not know the layers of {type(mixer).__name__}")
 
 
 def _linear(projection: Projection) -> Linear:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.expert_routing import ExpertChoice
+from baton.engine.layers.head_linear import HeadLinear
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.linear_source import LinearSource
 from baton.engine.layers.moe import MoE, SharedGate
@@ -17,7 +18,8 @@ from baton.engine.layers.moe import MoE, SharedGate
 class Inputs(Enum):
     """Inputs of a layer."""
 
-    STATES = "states"  # [num_tokens, in_features]; of an expert the rows of its tokens
+    # [num_tokens, in_features], of an expert the rows of its tokens, or [num_tokens, num_heads, in_features]
+    STATES = "states"
     LAST_STATES = "last_states"  # [num_logits, in_features], of the tokens whose logits are wanted
     TOKEN_IDS = "token_ids"  # [num_tokens], which select rows, as if they were products with unit vectors
 
@@ -26,7 +28,7 @@ class Inputs(Enum):
 class AdaptableLayer:
     """A layer to whose output adapters add, and what it computes of the checkpoint."""
 
-    layer: Linear | Embedding | ExpertChoice | SharedGate
+    layer: Linear | HeadLinear | Embedding | ExpertChoice | SharedGate
     source: LinearSource
     inputs: Inputs = Inputs.STATES
 
@@ -53,10 +55,12 @@ class AdaptableExperts:
     @classmethod
     def of(cls, moe: MoE, first: int) -> "AdaptableExperts":
         """Return the experts of a mixture. first: place of the first one's first product."""
-        assert moe.source is not None, "see check_adaptable"
-        pairs = list(zip(moe.experts.slots, map(moe.source.linears, moe.source.here), strict=True))
-        gate_up = [AdaptableLayer(expert.gate_up, source) for expert, (source, _) in pairs]
-        down = [AdaptableLayer(expert.down, source) for expert, (_, source) in pairs]
+        source = moe.source
+        assert source is not None, "they were not read from a checkpoint"
+        assert source.here is not None, "several workers share the experts"
+        pairs = list(zip(moe.experts.slots, map(source.linears, source.here), strict=True))
+        gate_up = [AdaptableLayer(expert.gate_up, first) for expert, (first, _) in pairs]
+        down = [AdaptableLayer(expert.down, second) for expert, (_, second) in pairs]
         return cls(moe, gate_up, down, range(first, first + 2 * len(pairs)))
 
     @property

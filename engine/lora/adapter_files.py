@@ -18,7 +18,7 @@ from baton.engine.lora.base_checkpoint import BaseCheckpoint, BaseWeights
 from baton.engine.lora.expert_catalog import ExpertCatalog
 from baton.engine.lora.expert_tensors import StackedTensors, sort_modules
 from baton.engine.lora.finite import all_finite
-from baton.engine.lora.fit import EMBEDDING, ModuleShape, check_fits
+from baton.engine.lora.fit import EMBEDDING, ChangeableModules, ModuleShape, check_fits
 from baton.engine.lora.peft_config import PeftConfig
 
 TENSORS = "adapter_model.safetensors"
@@ -31,7 +31,7 @@ class AdaptedModel:
     """The model as adapters' files see it."""
 
     base: BaseCheckpoint
-    modules: Mapping[str, ModuleShape]  # that can be changed, on all ranks
+    modules: ChangeableModules
     experts: ExpertCatalog
 
 
@@ -105,8 +105,8 @@ def read_adapter(directory: Path, max_rank: int, model: AdaptedModel) -> Adapter
         modules = by_module(str(path), stored, use_dora=config.use_dora, prefixes=model.base.prefixes)
         known = sort_modules(str(path), modules, config, model.experts)
         shapes = {name: each.shape for name, each in known.single.items()}
-        check_fits(str(directory), config.base_model, shapes, model.modules, model.experts.num_experts)
-        _check_activation(path, known.single, config)
+        check_fits(str(directory), config.base_model, shapes, model.modules)
+        _check_activation(path, known.single, config, model.modules.absorbed)
         for name, module in known.single.items():
             _check_ranks(path, name, module, config, max_rank)
         for each in known.stacked:
@@ -123,12 +123,21 @@ def read_adapter(directory: Path, max_rank: int, model: AdaptedModel) -> Adapter
     return AdapterFiles(str(directory), config.base_model, read, config.invocation)
 
 
-def _check_activation(path: Path, modules: Mapping[str, ModuleTensors], config: PeftConfig) -> None:
-    name = next((name for name in modules if name.endswith(EMBEDDING)), None)
-    if config.invocation and name is not None:
-        raise InvalidAdapter(
-            f"{path}: {name} cannot be changed by an activated adapter, as in PEFT; target linear layers"
-        )
+def _check_activation(
+    path: Path, modules: Mapping[str, ModuleTensors], config: PeftConfig, absorbed: frozenset[str]
+) -> None:
+    if not config.invocation:
+        return
+    for name in modules:
+        if name.endswith(EMBEDDING):
+            raise InvalidAdapter(
+                f"{path}: {name} cannot be changed by an activated adapter, as in PEFT; target linear layers"
+            )
+        if name in absorbed:
+            raise InvalidAdapter(
+                f"{path}: {name} cannot be changed by an activated adapter: it is applied to queries, so it would also "
+                "change the keys of tokens in front of the invocation; target other projections"
+            )
 
 
 def _check_ranks(path: Path, name: str, module: ModuleTensors, config: PeftConfig, max_rank: int) -> None:

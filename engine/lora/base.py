@@ -23,8 +23,8 @@ class ModelAdapters(Protocol):
         """Drop an adapter that no request uses, if it is there."""
         ...
 
-    def plan(self, batch: Batch) -> None:
-        """Prepare a step, whose products add what the adapters of the batch's sequences do."""
+    def plan(self, batch: Batch | None) -> None:
+        """Prepare a step, whose products add what the adapters of the batch's sequences do; None: without tokens."""
         ...
 
     def resident(self) -> frozenset[int]:

@@ -51,6 +51,7 @@ class ExpertCatalog:
     stacked: Mapping[str, Sequence[StackedParameter]]  # by the module that has them, in its order
     firsts: Sequence[str] = ()  # names of the projections of an expert's input
     num_experts: int = 0
+    are_shared: bool = False  # by several workers: adapters cannot change them
 
     @classmethod
     def of(cls, sources: Sequence[ExpertSource], alternatives: Sequence[ExpertNames]) -> "ExpertCatalog":
@@ -65,7 +66,8 @@ class ExpertCatalog:
                 for module, parameter in _parameters(source, names):
                     stacked.setdefault(module, []).append(parameter)
         num_experts = max((each.config.num_experts for each in sources), default=0)
-        return cls(shapes, aliases, stacked, sources[0].firsts if sources else (), num_experts)
+        are_shared = any(each.here is None for each in sources)
+        return cls(shapes, aliases, stacked, sources[0].firsts if sources else (), num_experts, are_shared)
 
 
 def _block(source: ExpertSource, names: ExpertNames) -> str:

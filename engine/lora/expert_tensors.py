@@ -111,16 +111,17 @@ def _check_experts(
 ) -> None:
     experts = {name: each for name, each in single.items() if name in catalog.shapes}
     changed = [*(each.name for each in experts.values()), *(each.tensors.name for each in stacked)]
+    if catalog.are_shared and changed:
+        raise InvalidAdapter(
+            f"{source}: {shown(changed[0])} is a routed expert, which cannot be changed with expert_parallel over "
+            "several workers; use expert_parallel in one worker, with tensor_parallel of the same number"
+        )
     if config.invocation and changed:
         raise InvalidAdapter(
             f"{source}: {changed[0]} cannot be changed by an activated adapter, as in PEFT: experts have the tokens of "
             "many positions; target the attention's projections"
         )
-    with_magnitude = next((each.name for each in experts.values() if each.magnitude is not None), None)
-    if with_magnitude is not None:
-        raise InvalidAdapter(
-            f"{source}: {shown(with_magnitude)} cannot have DoRA, since it is an expert; train experts without use_dora"
-        )
+    _check_dora(source, experts, stacked, catalog)
     fused = (name.removesuffix(FUSED) for name in experts if name.endswith(f".{FUSED}"))
     for expert in fused:
         if any(f"{expert}{first}" in experts for first in catalog.firsts):
@@ -130,4 +131,21 @@ def _check_experts(
         raise InvalidAdapter(
             f"{source}: the experts of {twice.parameter.source.prefix} are changed twice, as single modules and as the "
             f"parameter {twice.parameter.name}; keep one of them"
+        )
+
+
+def _check_dora(
+    source: str, experts: Mapping[str, ModuleTensors], stacked: Sequence[StackedTensors], catalog: ExpertCatalog
+) -> None:
+    whole = next((each.tensors.name for each in stacked if each.tensors.magnitude is not None), None)
+    if whole is not None:
+        raise InvalidAdapter(
+            f"{source}: {shown(whole)} cannot have DoRA, as in PEFT, since it has the matrices of all experts; train "
+            "it without use_dora, or the experts as one module each"
+        )
+    fused = (each.name for name, each in experts.items() if each.magnitude is not None and name.endswith(FUSED))
+    if (with_magnitude := next(fused, None)) is not None:
+        raise InvalidAdapter(
+            f"{source}: {shown(with_magnitude)} cannot have DoRA, since it is two projections of an expert; train "
+            f"{' and '.join(catalog.firsts)}, or without use_dora"
         )

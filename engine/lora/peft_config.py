@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.engine.checkpoint.json_object import MAX_NUMBER, JsonObject, shown
+from baton.engine.checkpoint.json_object import JsonObject, shown
 from baton.engine.errors import InvalidAdapter, InvalidCheckpoint
 from baton.engine.lora.activation import MAX_INVOCATION_TOKENS, MAX_TOKEN_ID
+from baton.engine.lora.module_pattern import MAX_KEYS, ModulePattern
 
 CONFIG = "adapter_config.json"
 
@@ -53,12 +54,6 @@ STRAIGHT_PARAMETERS = (0, 19, 1)  # first version of PEFT that has the inputs of
 VERSION_PART = re.compile(r"\d+")
 MAX_VERSION_CHARS = 32
 
-MAX_KEYS = 10_000
-CHOICE = re.compile(r"[(*+?{]")  # of characters in a regular expression
-MAX_CHOICES = 4
-MAX_ALTERNATIVES = 200
-REPEATED_GROUP = re.compile(r"\)[*+?{]")
-
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
@@ -67,8 +62,8 @@ class PeftConfig:
     base_model: str
     rank: int
     alpha: float
-    rank_pattern: Sequence["Entry"]
-    alpha_pattern: Sequence["Entry"]
+    rank_pattern: ModulePattern
+    alpha_pattern: ModulePattern
     use_rslora: bool
     use_dora: bool
     invocation: Sequence[int]  # of an activated adapter; empty: it changes all tokens
@@ -90,8 +85,8 @@ class PeftConfig:
             config.text("base_model_name_or_path", ""),
             config.size("r"),
             config.number("lora_alpha"),
-            _pattern(config, "rank_pattern"),
-            _pattern(config, "alpha_pattern"),
+            ModulePattern.of(config, "rank_pattern"),
+            ModulePattern.of(config, "alpha_pattern"),
             config.boolean("use_rslora", False),
             config.boolean("use_dora", False),
             _invocation(config),
@@ -110,11 +105,11 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module, such as model.layers.0.mlp.down_proj."""
-        return int(_matched(self.rank_pattern, module, self.rank))
+        return int(self.rank_pattern.value_of(module, self.rank))
 
     def scale_of(self, module: str) -> float:
         """Return the factor on the outputs of a module's matrices."""
-        rank, alpha = self.rank_of(module), _matched(self.alpha_pattern, module, self.alpha)
+        rank, alpha = self.rank_of(module), self.alpha_pattern.value_of(module, self.alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
@@ -162,38 +157,3 @@ def _parameters(config: JsonObject) -> frozenset[str]:
 def _version(config: JsonObject) -> tuple[int, ...]:
     """Return the numbers of PEFT's version; it is saved from 0.18 on."""
     return tuple(map(int, VERSION_PART.findall(config.text("peft_version", "0")[:MAX_VERSION_CHARS])))
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Value for modules the ends of whose names match, by whole parts, as in PEFT."""
-
-    names: re.Pattern[str]
-    value: float
-
-
-def _pattern(config: JsonObject, name: str) -> list[Entry]:
-    inner = config.inner(name)
-    if len(inner.values) > MAX_KEYS:
-        raise InvalidAdapter(f"{inner.source} has {len(inner.values)} keys, over the limit of {MAX_KEYS}")
-    minimum = 1 if name == "rank_pattern" else -MAX_NUMBER
-    return [Entry(_compiled(inner.source, key), inner.number(key, minimum=minimum)) for key in inner.values]
-
-
-def _compiled(source: str, key: str) -> re.Pattern[str]:
-    """Compile a key. Refuses those whose matching may take forever: it cannot be interrupted, and stops all threads."""
-    num_choices = len(CHOICE.findall(key))
-    if REPEATED_GROUP.search(key) or num_choices > MAX_CHOICES or key.count("|") > MAX_ALTERNATIVES:
-        raise InvalidAdapter(
-            f"{source}: {shown(key)} is too complex: a key may have {MAX_CHOICES} groups and repeats, and no repeated "
-            "groups; name the modules instead"
-        )
-    try:
-        return re.compile(rf"(.*\.)?({key})$")
-    except (re.error, OverflowError, RecursionError) as error:
-        raise InvalidAdapter(f"{source}: {shown(key)} is not a regular expression: {error}") from error
-
-
-def _matched(pattern: Sequence[Entry], module: str, default: float) -> float:
-    """Return the value of the first key that matches a module's name, as PEFT does."""
-    return next((entry.value for entry in pattern if entry.names.match(module)), default)

@@ -1,7 +1,7 @@
 """Adapters on CPUs: for each run of rows with the same adapter, two products of low rank.
 
 A run's products have the rows of its own adapter only. In bf16, with Baton's own products, a token's result therefore
-has the same bits in any batch.
+has the same bits in any batch, except if heads' matrices change; see HeadProduct.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,10 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from baton.engine.execution.batch import Batch
+from baton.engine.layers.head_linear import HeadLinear
 from baton.engine.layers.weights.panel_weight import can_have_panels
 from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer, Inputs
+from baton.engine.lora.head_products import HeadProduct
 from baton.engine.lora.low_rank import LowRank
 from baton.engine.lora.panel_product import PanelLookup, PanelProduct
 from baton.engine.lora.segment import AdapterProducts, Product, Segment, add_products
@@ -70,6 +72,12 @@ def product_of(matrices: LowRank, inputs: Inputs = Inputs.STATES, bias: Tensor |
     return RescaledProduct(matrices, product, bias) if is_rescaled else product
 
 
+def _product(layer: AdaptableLayer, matrices: LowRank) -> Product:
+    if isinstance(layer.layer, HeadLinear):
+        return HeadProduct(layer.layer, matrices)
+    return product_of(matrices, layer.inputs, layer.bias)
+
+
 class SegmentedAdapters:
     """Adapters of a model on a CPU."""
 
@@ -93,8 +101,7 @@ class SegmentedAdapters:
     def add(self, number: int, matrices: Sequence[LowRank | None]) -> None:
         """Lay out the matrices for products; see ModelAdapters."""
         products = [
-            None if each is None else product_of(each, layer.inputs, layer.bias)
-            for layer, each in zip(self._layers, matrices, strict=True)
+            None if each is None else _product(layer, each) for layer, each in zip(self._layers, matrices, strict=True)
         ]
         self._products[number] = AdapterProducts.of(products, self._mixtures)
 
@@ -102,9 +109,9 @@ class SegmentedAdapters:
         """Drop an adapter; the products of the last step stay until the next one."""
         self._products.pop(number, None)
 
-    def plan(self, batch: Batch) -> None:
+    def plan(self, batch: Batch | None) -> None:
         """Divide the batch's rows into segments; those without an adapter are in none."""
-        if not batch.adapters:
+        if batch is None or not batch.adapters:
             self.segments = self.last_segments = []
             return
         rows = [run.number for run in batch.adapters for _ in range(run.num_tokens)]

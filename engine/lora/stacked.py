@@ -14,13 +14,15 @@ from torch import Tensor
 
 from baton.engine.execution.batch import Batch
 from baton.engine.execution.device import to_device_async
+from baton.engine.layers.head_linear import HeadLinear
 from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer, Inputs
 from baton.engine.lora.config import LoraConfig
+from baton.engine.lora.head_products import HeadMatrices, rescaled
 from baton.engine.lora.low_rank import LowRank, even
 from baton.engine.lora.row_slots import RowSlots
 from baton.engine.lora.stacked_experts import StackedExperts
 
-NUM_RESCALED = 512  # rows
+NUM_ROWS = 512  # whose values for DoRA, or for all heads, are computed at once
 
 
 class StackedAdapters:
@@ -48,7 +50,7 @@ class StackedAdapters:
         self.expert_rows: RowSlots | None = None  # of the tokens; None: no adapter of the step changes experts
         self.rows: RowSlots | None = None  # of the tokens; None: no row of the step has an adapter
         self.last_rows: RowSlots | None = None  # of those whose logits are wanted
-        self._addends = [StackedAddend(self, layer, SlotMatrices.of(layer, config, dtype)) for layer in layers]
+        self._addends = [_addend(self, layer, SlotMatrices.of(layer, config, dtype)) for layer in layers]
         for layer, addend in zip(layers, self._addends, strict=True):
             layer.layer.addend = addend
         self._mixtures = [StackedExperts(lambda: self.expert_rows, each, config.max_loras) for each in mixtures]
@@ -76,11 +78,10 @@ class StackedAdapters:
         self._slots = [0 if each == number else each for each in self._slots]
 
     @torch.inference_mode()
-    def plan(self, batch: Batch) -> None:
+    def plan(self, batch: Batch | None) -> None:
         """Copy adapters that are in no slot into those used least recently, and note each row's slot."""
         self.rows = self.last_rows = self.expert_rows = None
-        wanted = {run.number for run in batch.adapters} - {0}
-        if not wanted:
+        if batch is None or not (wanted := {run.number for run in batch.adapters} - {0}):
             return
         self._num_steps += 1
         for number in wanted & set(self._slots):
@@ -174,7 +175,7 @@ class StackedAddend:
 
     def _rescale(self, output: Tensor, slots: Tensor) -> None:
         """Add the multiples of the base output; some rows at a time, for no room is kept for as many values in fp32."""
-        for part, its_slots in zip(torch.split(output, NUM_RESCALED), torch.split(slots, NUM_RESCALED), strict=True):
+        for part, its_slots in zip(torch.split(output, NUM_ROWS), torch.split(slots, NUM_ROWS), strict=True):
             base = part if self._bias is None else part - self._bias
             part.add_(base * F.embedding(its_slots, self.slots.gains))
 
@@ -183,3 +184,34 @@ class StackedAddend:
         if self._inputs is Inputs.TOKEN_IDS:
             return self.slots.a.index_select(1, x).t().contiguous()
         return F.linear(x.to(self.slots.a.dtype), self.slots.a)
+
+
+class StackedHeadAddend:
+    """Products of the adapters that are added to the output of each head."""
+
+    def __init__(self, adapters: StackedAdapters, layer: HeadLinear, slots: SlotMatrices) -> None:
+        self._adapters = adapters
+        self._layer = layer
+        self._matrices = HeadMatrices.of(layer, slots.a, slots.b)
+        self.slots = slots
+
+    def __call__(self, x: Tensor, output: Tensor) -> Tensor:
+        """Return output [num_rows, num_heads, out_features], changed in place, for x with in_features."""
+        rows = self._adapters.rows
+        if rows is None:
+            return output
+        # Some rows at a time: each head has values for all slots, and for as many no room is kept.
+        parts = zip(*(torch.split(each, NUM_ROWS) for each in (x, output, rows.slots, rows.elsewhere)), strict=True)
+        for inputs, part, slots, elsewhere in parts:
+            if rows.rescales:
+                part.add_(rescaled(self._layer, inputs, part, F.embedding(slots, self.slots.gains)))
+            inner = self._matrices.inner(inputs)
+            inner.view(*inner.shape[:2], -1, self.slots.width).masked_fill_(elsewhere, 0)
+            self._matrices.add(inner, part)
+        return output
+
+
+def _addend(adapters: StackedAdapters, layer: AdaptableLayer, slots: SlotMatrices) -> StackedAddend | StackedHeadAddend:
+    if isinstance(layer.layer, HeadLinear):
+        return StackedHeadAddend(adapters, layer.layer, slots)
+    return StackedAddend(adapters, layer, slots)

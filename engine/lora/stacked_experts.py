@@ -4,7 +4,7 @@ They take memory only once an adapter changes experts: for `max_loras` adapters 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -18,6 +18,7 @@ from baton.engine.lora.low_rank import LowRank, even
 from baton.engine.lora.row_slots import RowSlots
 
 ALIGNED_RANKS = 8  # grouped products on GPUs need rows of a multiple of 16 bytes
+NUM_RESCALED = 4096  # rows, for no room is kept for more values in fp32
 
 
 class StackedExperts:
@@ -55,7 +56,8 @@ class StackedExperts:
 
         def compute() -> Tensor:
             arrived = dispatch.receive()
-            adapted = AdaptedRows(arrived.of_tokens(rows.slots, self._num_slots), addends)
+            of_step = replace(addends, rescales=rows.rescales)
+            adapted = AdaptedRows(arrived.of_tokens(rows.slots, self._num_slots), of_step)
             return dispatch.combine(moe.experts(arrived.rows, arrived.sizes, adapted), weights)
 
         return compute
@@ -67,6 +69,8 @@ class ExpertSlots:
 
     a: Tensor  # [num_experts, max_loras * width, in_features]
     b: Tensor  # [num_experts, out_features, max_loras * width]
+    gains: Tensor  # [num_experts, max_loras + 1, out_features] fp32; see SlotMatrices
+    biases: Tensor | None  # [num_experts, out_features], in the base outputs
     width: int  # of a slot
 
     @classmethod
@@ -77,22 +81,26 @@ class ExpertSlots:
         width += -width % ALIGNED_RANKS
         in_features = len(range(source.in_features)[source.columns])
         out_features = sum(part.num_rows for part in source.parts)
-        ranks = config.max_loras * width
+        ranks, biases = config.max_loras * width, [each.bias for each in layers if each.bias is not None]
         return cls(
             torch.zeros(len(layers), ranks, in_features, dtype=dtype, device=device),
             torch.zeros(len(layers), out_features, ranks, dtype=dtype, device=device),
+            torch.zeros(len(layers), config.max_loras + 1, out_features, device=device),
+            torch.stack(biases) if biases else None,
             width,
         )
 
     def fill(self, slot: int, matrices: Sequence[LowRank | None]) -> None:
         """Replace the matrices of a slot, those of each expert."""
         ranks = slice(slot * self.width, (slot + 1) * self.width)
-        a, b = self.a[:, ranks].zero_(), self.b[:, :, ranks].zero_()
+        a, b, gains = self.a[:, ranks].zero_(), self.b[:, :, ranks].zero_(), self.gains[:, slot].zero_()
         for expert, each in enumerate(matrices):
             if each is not None:
                 a[expert, : len(each.a)].copy_(each.a)
                 for output in each.outputs:
                     b[expert, output.columns, output.ranks].copy_(output.b)
+                    if output.gain is not None:
+                        gains[expert, output.columns].copy_(output.gain)
 
     def add(self, x: Tensor, output: Tensor, sizes: Sequence[int] | Tensor, slots: Tensor) -> None:
         """Change output in place; see ExpertAddends. slots: [num_rows] of the rows."""
@@ -101,6 +109,19 @@ class ExpertSlots:
         inner.view(len(x), -1, self.width).masked_fill_(~own.unsqueeze(2), 0)
         output.add_(_grouped(inner, self.b, sizes))
 
+    def rescale(self, output: Tensor, sizes: Sequence[int] | Tensor, slots: Tensor) -> None:
+        """Add multiples of the base output to it, in place, some rows at a time. slots: [num_rows] of the rows."""
+        if isinstance(sizes, Tensor):
+            experts = torch.searchsorted(
+                sizes, torch.arange(len(output), dtype=sizes.dtype, device=sizes.device), right=True
+            )
+        else:
+            experts = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(output.device)
+        parts = zip(*(torch.split(each, NUM_RESCALED) for each in (output, experts, slots)), strict=True)
+        for part, its_experts, its_slots in parts:
+            base = part if self.biases is None else part - self.biases[its_experts]
+            part.add_(base * self.gains[its_experts, its_slots])
+
 
 @dataclass(frozen=True, slots=True)
 class StackedExpertAddends:
@@ -108,12 +129,15 @@ class StackedExpertAddends:
 
     gate_up: ExpertSlots
     down: ExpertSlots
+    rescales: bool = False  # whether an adapter of the step has gains
 
     def add(
         self, product: ExpertProduct, x: Tensor, output: Tensor, sizes: Sequence[int] | Tensor, adapters: Tensor
     ) -> None:
         """Change output in place; see ExpertAddends. adapters: slots."""
         slots = self.gate_up if product is ExpertProduct.GATE_UP else self.down
+        if self.rescales:
+            slots.rescale(output, sizes, adapters)
         slots.add(x, output, sizes, adapters)
 
 

@@ -186,6 +186,8 @@ class CausalLM:
     @torch.inference_mode()
     def forward_idle(self) -> None:
         """Take part in a step without tokens on this rank: compute its experts for the other ranks."""
+        if self.adapted is not None:
+            self.adapted.adapters.plan(None)
         nothing = self.embedding.nothing()
         for layer in self.layers:
             if isinstance(layer.feed_forward, MoE):

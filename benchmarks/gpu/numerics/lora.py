@@ -21,10 +21,10 @@ from benchmarks.gpu.numerics.forced_sampler import ForcedSampler
 from benchmarks.gpu.numerics.models import Tolerance, compare_models
 from benchmarks.gpu.small_models import SMALL_MODELS, SmallModel, saved
 from benchmarks.gpu.stage import Record, Setting
-from tests.adapters import ALL_TARGETS, make_adapter
+from tests.adapters import ALL_TARGETS, LATENT_TARGETS, make_adapter
 
-ARCHITECTURES = ("llama3", "qwen3", "qwen3-moe")
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # of a model with experts, which cannot have DoRA
+ARCHITECTURES = ("llama3", "qwen3", "qwen3-moe", "deepseek-v3")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", *LATENT_TARGETS)  # of a model with experts
 RANK = 8
 MAX_LORAS = 3
 SIZE = 0.1  # of the matrices: changes are about as large as the weights

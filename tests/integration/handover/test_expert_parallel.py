@@ -20,6 +20,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.process.child import ChildProcess
 from baton.protos import worker_pb2
 from benchmarks.server import served
+from tests.adapters import make_adapter
 from tests.integration.completion_load import complete, completion_load
 from tests.integration.decode_client import decode_client
 from tests.integration.handover.scripted_prefill import accept_only, scripted_prefill
@@ -30,14 +31,14 @@ from tests.marks import slow_case
 NUM_PROMPTS, NUM_TOKENS = 8, 24
 
 
-async def completions(url: str) -> list[str]:
-    """Return the completions of some prompts, each with its logprobs."""
+async def completions(url: str, model: str | None = None) -> list[str]:
+    """Return the completions of some prompts, each with its logprobs. model: default is the base model."""
     answers = []
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, verify=False) as client:
         for index in range(NUM_PROMPTS):
             prompt = [300 + (index * 331 + position) % 3000 for position in range(40 * index + 1)]
             body = {"prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 1}
-            response = await client.post("/v1/completions", json=body)
+            response = await client.post("/v1/completions", json=body | ({"model": model} if model else {}))
             assert response.status_code == 200, response.text
             answers.append(response.json()["choices"][0]["logprobs"]["tokens"])
     return answers
@@ -53,6 +54,21 @@ async def test_tokens_equal_one_ranks_through_handover(cluster_url: str) -> None
         loads = {worker["worker_id"]: worker["load"] for worker in await workers(url)}
     assert sorted(loads) == ["decode-0", "decode-1", "prefill-0"]
     assert sum(int(load["handovers"]) for load in loads.values()) > 0
+
+
+@pytest.mark.slow
+async def test_adapters_of_attention(tmp_path: Path) -> None:
+    """All workers have them: the prefill worker has all experts, and the others share them."""
+    bundled = Path(str(files("baton"))) / "bundled_model"
+    adapter = make_adapter(bundled, tmp_path / "a", ["q_proj", "v_proj", "o_proj", "gate"], size=0.1)
+    flags = ("--enable-lora", f"--lora-modules=a={adapter}", "--dtype", "float32")
+    async with served("", "--colocated", "1", *flags) as url:
+        await wait_all_ready(url)
+        expected = await completions(url, "a")
+        assert await completions(url) != expected
+    async with served("", "--prefill", "1", "--expert-parallel", "2", "--local-prefill-below", "0", *flags) as url:
+        await wait_all_ready(url)
+        assert await completions(url, "a") == expected
 
 
 @pytest.mark.parametrize("victim", ["decode-0", slow_case("decode-1")])  # the first has the epoch's store

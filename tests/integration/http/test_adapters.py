@@ -17,7 +17,7 @@ from tests.integration.router_process import MODEL
 
 pytestmark = pytest.mark.slow
 BASE = "baton-bundled"
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")  # its experts have no adapters
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 PROMPT = "def add(a, b):\n    " + "# the sum of two numbers, as in school\n    " * 12
 INVOCATION = (311, 312, 313)
 LOCAL, REMOTE = {"x-baton-plan": "local"}, {"x-baton-plan": "remote"}

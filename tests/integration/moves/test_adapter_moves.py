@@ -9,7 +9,7 @@ import pytest
 
 from baton.engine.sampling.params import SamplingParams
 from baton.protos import worker_pb2
-from tests.adapters import ALL_TARGETS, make_adapter
+from tests.adapters import ALL_TARGETS, LATENT_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.worker_process import WorkerProcess, worker_processes
@@ -108,11 +108,23 @@ async def test_handovers_and_pulled_kv(
             await each.wait_idle()
 
 
-@pytest.mark.parametrize("flags", [(), (SHARDED, "--expert-parallel=2", "--kv-shards=2")], ids=str)
-async def test_handovers_of_a_mixed_batch_with_adapters_of_experts(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    model = make_checkpoint("qwen3-moe", tmp_path / "model")
+@pytest.mark.parametrize(
+    ("architecture", "flags"),
+    [
+        ("qwen3-moe", ()),
+        ("qwen3-moe", (SHARDED, "--expert-parallel=2", "--kv-shards=2")),
+        ("deepseek-v3", (SHARDED,)),
+        ("deepseek-v32", ()),
+    ],
+    ids=str,
+)
+async def test_handovers_of_a_mixed_batch_with_adapters_of_experts(
+    tmp_path: Path, architecture: str, flags: tuple[str, ...]
+) -> None:
+    model = make_checkpoint(architecture, tmp_path / "model")
     engine, wanted = lora_engine(model), {}
-    adapters = [make_adapter(model, tmp_path / f"{seed}", [*ALL_TARGETS, "gate"], seed=seed) for seed in range(2)]
+    targets = [*ALL_TARGETS, *LATENT_TARGETS, "gate"]
+    adapters = [make_adapter(model, tmp_path / f"{seed}", targets, seed=seed) for seed in range(2)]
     for place, path in enumerate(adapters):
         engine.adapters.load(f"{place}", path)
     for name in (None, "0", "1"):

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from baton.engine.engine import Engine
 from baton.engine.lora.adapter_files import TENSORS
-from tests.adapters import ALL_TARGETS, make_adapter
+from tests.adapters import ALL_TARGETS, LATENT_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
 from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run
@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 PROMPT = random_tokens(40)
+LATENT = (*LATENT_TARGETS, "o_proj")
 # Families whose projections are named, fused or scaled in other ways than Llama's.
 FAMILIES = {
     "llama3": ALL_TARGETS,
@@ -44,6 +45,11 @@ FAMILIES = {
     "bamba": ("in_proj", "out_proj", *ALL_TARGETS),
     "falcon-h1": ("in_proj", *ALL_TARGETS),
     "mamba2": ("in_proj",),
+    "deepseek-v2": LATENT,
+    "deepseek-v2-lite": ("q_proj", *LATENT[2:]),
+    "deepseek-v3": LATENT,
+    "deepseek-v32": (*LATENT, "wq_b", "wk", "weights_proj"),
+    "glm4-moe-lite": LATENT,
 }
 
 
@@ -153,7 +159,8 @@ def test_adapters_that_peft_saved(model: Path, engine: Engine, base: list[int], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["phi3", "qwen3", "llama-biased", "gemma2", "glm4", "gpt-oss", "qwen3-next", "bamba"]
+    "family",
+    ["phi3", "qwen3", "llama-biased", "gemma2", "glm4", "gpt-oss", "qwen3-next", "bamba", "deepseek-v2-lite"],
 )
 def test_dora_of_each_family_gives_pefts_tokens(tmp_path: Path, family: str) -> None:
     model = make_checkpoint(family, tmp_path / "model")

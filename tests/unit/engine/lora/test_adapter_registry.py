@@ -12,13 +12,11 @@ from baton.engine.errors import (
     AdaptersDisabled,
     InvalidAdapter,
     UnknownAdapter,
-    UnsupportedModel,
 )
 from baton.engine.lora.info import AdapterInfo
 from baton.engine.request import RequestStatus
 from baton.settings.values import OptionError
 from tests.adapters import make_adapter
-from tests.checkpoints import make_checkpoint
 from tests.unit.engine.lora.lora_rig import lora_engine, random_tokens, request, run
 
 PROMPT = random_tokens(20)
@@ -141,11 +139,6 @@ def test_engines_without_adapters_refuse_them(model: Path, adapters: dict[str, P
         engine.adapters.load("a", adapters["all"])
     with pytest.raises(UnknownAdapter):
         engine.add(request("r", PROMPT, "a"))
-
-
-def test_models_that_cannot_have_adapters_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="enable_lora is not supported with multi-head latent attention"):
-        lora_engine(make_checkpoint("deepseek-v2-lite", tmp_path / "model"))
 
 
 def test_limits_are_checked() -> None:

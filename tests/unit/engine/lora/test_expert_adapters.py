@@ -54,6 +54,7 @@ FAMILIES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "nemotron-h-moe": (("experts.up_proj", "experts.down_proj", "gate.weight"), ("shared_experts.up_proj",)),
     "ernie-moe": ((*FUSED, "gate.weight"), ("o_proj",)),
     "glm4-moe": (FUSED, ("o_proj",)),
+    "deepseek-v3": (FUSED, ("kv_b_proj", "o_proj")),
     "qwen3-next": ((*FUSED, "gate.weight"), ("shared_expert_gate",)),
     "granite-hybrid-moe": ((*FUSED, "router.weight"), ("shared_mlp.output_linear",)),
 }
@@ -215,6 +216,10 @@ def test_the_layout_of_older_versions_of_peft(
 
 @pytest.fixture
 def of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_products_of_gpus(monkeypatch)
+
+
+def use_products_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engines on CPUs use the products of GPUs."""
     config = LoraConfig(True, max_loras=2, max_cpu_loras=4)
 

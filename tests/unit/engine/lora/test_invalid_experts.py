@@ -74,8 +74,13 @@ def test_parameters_with_all_experts(mixture: Engine, tmp_path: Path) -> None:
         {name: each.fill_(torch.nan) if "lora_B" in name else each for name, each in gate_up.items()} | down
     )
     assert "has no lora_magnitude_vector" in refused(down, use_dora=True)
-    magnitude = {f"{EXPERT}.3.down_proj.lora_magnitude_vector": torch.ones(64)}
-    assert "cannot have DoRA, since it is an expert" in refused(separate | magnitude, use_dora=True)
+    of_all = down | {f"{EXPERT}.lora_magnitude_vector": torch.ones(64)}
+    assert "experts.down_proj' cannot have DoRA, as in PEFT" in refused(of_all, use_dora=True)
+    magnitude = {f"{EXPERT}.3.gate_up_proj.lora_magnitude_vector": torch.ones(64)}
+    fused = pair(f"{EXPERT}.3.gate_up_proj", 64, 64) | magnitude
+    assert "cannot have DoRA, since it is two projections of an expert; train gate_proj and up_proj" in refused(
+        fused, use_dora=True
+    )
     assert "cannot be changed by an activated adapter, as in PEFT" in refused(down, alora_invocation_tokens=[5])
     assert "target_parameters must be a list of strings" in refused(down, target_parameters="experts.down_proj")
     mixture.adapters.load("b", of_experts(tmp_path / "b", down, **PARAMETERS))

@@ -6,7 +6,7 @@ import pytest
 
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.lora import base_checkpoint
-from tests.adapters import ALL_TARGETS, make_adapter
+from tests.adapters import ALL_TARGETS, LATENT_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case, slow_except
 from tests.unit.engine.lora.lora_rig import lora_engine, random_tokens, request, run
@@ -21,6 +21,7 @@ CASES = [
     slow_case("qwen3", "w4a16-asym"),
     slow_case("llama3", "w8a8"),
     slow_case("llama3", "nvfp4"),
+    slow_case("deepseek-v3", "gptq-8"),
 ]
 
 
@@ -47,7 +48,9 @@ def test_gguf(tmp_path: Path, family: str, use_dora: bool) -> None:
 @pytest.mark.parametrize(("family", "fmt"), CASES)
 def test_dora(tmp_path: Path, family: str, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_checkpoint, "CHUNK_ROWS", 40)  # several parts of each matrix
-    source = make_checkpoint(family, tmp_path / "source")
+    sizes = {"q_lora_rank": 32} if family == "deepseek-v3" else {}
+    source = make_checkpoint(family, tmp_path / "source", **sizes)
     stored = write_packed(source, tmp_path, (FORMATS | compressed_writer.FORMATS)[fmt])
-    adapter = make_adapter(source, tmp_path / "a", ALL_TARGETS, use_dora=True)
+    targets = (*LATENT_TARGETS, "o_proj") if family == "deepseek-v3" else ALL_TARGETS
+    adapter = make_adapter(source, tmp_path / "a", targets, use_dora=True)
     check_equal(stored.packed, stored.exact, adapter)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.lora.registry import ReadAdapter
-from tests.adapters import make_adapter
+from tests.adapters import LATENT_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case, slow_except
 from tests.unit.engine.lora.lora_rig import lora_engine, random_tokens, request, run
@@ -57,19 +57,29 @@ def test_ranks_give_the_tokens_of_one(model: Path, adapters: dict[str, Path], ri
 
 
 RECURRENT = ("qwen3-next", "nemotron-h", "falcon-h1", "mamba2", "granite-hybrid")
+LATENT = ("deepseek-v3", "deepseek-v2-lite")
 DELTA_NET = ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"]
 
 
-@pytest.mark.parametrize("family", slow_except(("phi3", "gemma2", "mixtral", *RECURRENT), ("qwen3-next",)))
+@pytest.mark.parametrize(
+    "family", slow_except(("phi3", "gemma2", "mixtral", *RECURRENT, *LATENT), ("qwen3-next", "deepseek-v3"))
+)
 def test_shards_of_other_families(tmp_path: Path, family: str) -> None:
     model = make_checkpoint(family, tmp_path / "model")
     targets = {
         "phi3": ["qkv_proj", "gate_up_proj", "down_proj", "o_proj"],
         "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
         "qwen3-next": DELTA_NET,
+        "deepseek-v3": [*LATENT_TARGETS, "o_proj"],
+        "deepseek-v2-lite": ["q_proj", "kv_b_proj", "o_proj"],
         **{name: ["in_proj", "out_proj"] for name in RECURRENT[1:]},
     }
-    adapter = make_adapter(model, tmp_path / "a", targets.get(family, ["k_proj", "up_proj", "down_proj", "o_proj"]))
+    adapter = make_adapter(
+        model,
+        tmp_path / "a",
+        targets.get(family, ["k_proj", "up_proj", "down_proj", "o_proj"]),
+        use_dora=family == "deepseek-v3",
+    )
     single, rig = lora_engine(model), TensorRig(model, 2, enable_lora=True)
     try:
         single.adapters.load("a", adapter)

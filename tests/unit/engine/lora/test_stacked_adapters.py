@@ -73,7 +73,7 @@ def outputs(layers: list[AdaptableLayer], inputs: list[Tensor]) -> list[Tensor]:
 
 
 def test_products_and_slots(layers: list[AdaptableLayer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked_adapters, "NUM_RESCALED", 4)  # so that the rows are in several parts
+    monkeypatch.setattr(stacked_adapters, "NUM_ROWS", 4)  # so that the rows are in several parts
     draw = torch.Generator().manual_seed(2)
     heights = (9, 9, len(LAST_ROWS))
     inputs = [torch.randn(height, width, generator=draw) for height, (_, width) in zip(heights, SIZES, strict=True)]
