@@ -150,10 +150,8 @@ MODELS = (
         "images",
         "images",
         (Feature("images", bodies.IMAGE, CHAT),),
-        untested={
-            **NO_EXPERTS,
-            "TP 2": refused("models with images have one rank", "tensor_parallel is not supported with"),
-        },
+        SHARDED,
+        untested=NO_EXPERTS,
         usual_moves=("local", "shared memory", "drained", "NIXL", "staged", "prefix hit", "prefill killed", "restart"),
     ),
     ClusterSpec(
