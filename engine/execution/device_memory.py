@@ -157,9 +157,8 @@ def greatest_step(config: EngineConfig, max_model_len: int) -> list[ScheduledReq
     lengths = [1] * num_short
     lengths += [max_model_len] * (left // max_model_len) + [left % max_model_len] * (left % max_model_len > 0)
     items = [_computed_whole(length, config.block_size, place) for place, length in enumerate(lengths)]
-    items[:num_short] = [
-        _with_drafts(item, count, config.block_size) for item, count in zip(items, drafts, strict=False)
-    ]
+    short = zip(items[:num_short], drafts, strict=True)
+    items[:num_short] = [_with_drafts(item, count, config.block_size) for item, count in short]
     items.append(_computed_whole(num_logprobs, config.block_size, len(lengths), prompt_logprobs=1))
     return sorted(items, key=lambda item: (item.num_new_tokens > 1, -len(item.drafts)))
 

@@ -195,16 +195,14 @@ def drafting(num_speculative: int, **options: int) -> EngineConfig:
     return EngineConfig(model="none", speculative_config=speculative_config, **options)  # type: ignore[arg-type]
 
 
-def left_with_states(
-    tmp_path: Path, speculative_config: str | None, max_model_len: int = 64, step_tokens: int = 32
-) -> int:
+def left_with_states(tmp_path: Path, speculative_config: str | None) -> int:
     model_directory = tmp_path / "model"
     if not model_directory.exists():
         make_checkpoint("qwen3-next", model_directory)
     config = EngineConfig(
         model=str(model_directory),
         max_num_seqs=3,
-        max_num_batched_tokens=step_tokens,
+        max_num_batched_tokens=32,
         gpu_memory_utilization=0.9,
         speculative_config=speculative_config,
     )
@@ -216,4 +214,4 @@ def left_with_states(
     meter = ScriptedMeter(12_000)
     assert model.is_recurrent
     columns = served.vocab_size
-    return bytes_for_kv(config, max_model_len, model, layout, columns, meter, records=False, groups=groups)
+    return bytes_for_kv(config, 64, model, layout, columns, meter, records=False, groups=groups)
