@@ -4,7 +4,7 @@ Attention heads, the inner columns of MLPs and experts, and the rows of the voca
 order. With `has_whole_experts`, whole experts are divided among the ranks instead. If there are more ranks than KV
 heads, consecutive ranks hold the same head, and the same part of each recurrent layer. Everything shared by all heads
 (norms, the expert router, the latent of MLA) is on every rank. The encoder of images is on rank 0 alone: it sends the
-embeddings to the other ranks, which are small, so that all ranks have the same bits.
+embeddings, which are small, to the other ranks, so that all have the same bits.
 """
 
 from dataclasses import dataclass, replace

@@ -51,7 +51,6 @@ PLAIN = ClusterSpec(
     router={"tool_call_parser": "hermes", "reasoning_parser": "none"},
     small_pool_blocks=46,
     longest=704,
-    usual_moves=("TCP",),
 )
 REQUESTS = (
     PLAIN,
@@ -87,7 +86,6 @@ DRAFTS = (
         (Feature("n-gram drafts", {"prompt": repeated_prompt(), **GREEDY, **WHOLE}),),
         SHARDED,
         ('--speculative-config={"method": "ngram", "num_speculative_tokens": 6}',),
-        usual_moves=("decode killed", "role change"),
     ),
     ClusterSpec(
         "draft model",
@@ -103,6 +101,7 @@ DRAFTS = (
         (*SHARDED, "--state-checkpoint-tokens=32"),
         ('--speculative-config={"method": "ngram", "num_speculative_tokens": 6}',),
         small_pool_blocks=45,
+        usual_moves=("prefix hit",),
     ),
 )
 KV_TYPES = (
@@ -117,7 +116,6 @@ KV_TYPES = (
         "bundled",
         (of_model("int4 KV", text_prompt(13)),),
         (*SHARDED, "--kv-cache-dtype=int4"),
-        usual_moves=("pull", "preemption"),
     ),
 )
 WEIGHTS = (
@@ -152,7 +150,7 @@ MODELS = (
         (Feature("images", bodies.IMAGE, CHAT),),
         SHARDED,
         untested=NO_EXPERTS,
-        usual_moves=("local", "shared memory", "drained", "NIXL", "staged", "prefix hit", "prefill killed", "restart"),
+        usual_moves=("pull", "decode killed", "prefill killed", "drained", "role change"),  # they share workers
     ),
     ClusterSpec(
         "sliding window",
@@ -162,6 +160,7 @@ MODELS = (
         small_pool_blocks=20,  # each has KV of all layers, of which windows give back most
         longest=240,
         untested=NO_EXPERTS,
+        usual_moves=("shared memory", "restart"),
     ),
     ClusterSpec(
         "recurrent state",
@@ -169,6 +168,7 @@ MODELS = (
         (of_model("recurrent state", prompt(19)),),
         (*SHARDED, "--state-checkpoint-tokens=32"),
         small_pool_blocks=45,
+        usual_moves=("NIXL", "preemption"),
     ),
     ClusterSpec(
         "latent attention",
@@ -181,6 +181,7 @@ MODELS = (
         "mixtral",
         (of_model("mixture of experts", prompt(21)),),
         SHARDED,
+        usual_moves=("TCP", "staged"),
     ),
 )
 ELSEWHERE = (
