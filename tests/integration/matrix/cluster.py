@@ -121,11 +121,13 @@ class Cluster:
 
     @asynccontextmanager
     async def _undisturbed(self) -> AsyncIterator[Member]:
-        """Yield the decode worker, which no request has used yet; if it drafts, one that does not."""
-        if not self.spec.decode_flags:
+        """Yield the decode worker, which no request has used yet; if it drafts, or if a completion finds the prefix of
+        another one of its request, a worker that does neither.
+        """
+        if not self.spec.decode_flags and self.num_completions == len(self.spec.features):
             yield await self.decode()
             return
-        async with self.fresh("both") as alone:
+        async with self.fresh("both", "--no-enable-prefix-caching") as alone:
             yield alone
 
 
