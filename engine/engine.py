@@ -1,6 +1,5 @@
 """The engine: scheduler, KV blocks and model runner behind one single-threaded interface."""
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -12,15 +11,15 @@ from torch import Tensor
 
 from baton.engine.config import EngineConfig
 from baton.engine.errors import EngineError, UnsupportedModel
-from baton.engine.execution.device import wait_for
-from baton.engine.execution.in_flight_step import InFlightStep, LaunchedStep
+from baton.engine.execution.in_flight_step import InFlightStep
 from baton.engine.execution.loaded_model import load, zeros
 from baton.engine.execution.model_runner import ModelRunner
+from baton.engine.execution.step_launcher import StepLauncher
 from baton.engine.experts.group import ExpertGroup
 from baton.engine.grammar.factory import make_grammar_masks
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.lora.registry import AdapterRegistry
-from baton.engine.outputs import EngineStats, ExpertFigures, RequestOutput, StepOutput
+from baton.engine.outputs import EngineStats, ExpertFigures, StepOutput
 from baton.engine.parallel.lockstep import Lockstep
 from baton.engine.parallel.rank0_model import Rank0Model
 from baton.engine.parallel.tensor_parallel import TensorGroup
@@ -28,15 +27,13 @@ from baton.engine.pooling.pooler import Pooler
 from baton.engine.request import FinishRule, Request, RequestId
 from baton.engine.sampling.sampler import Sampler
 from baton.engine.scheduling.request_limits import check_fits_model
-from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest, StepResult
+from baton.engine.scheduling.schedule import Received, Schedule, ScheduledRequest
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_clock import StepClock
 from baton.engine.scheduling.step_rates import StepWork
 from baton.engine.speculation.factory import speculator_of
 from baton.engine.speculation.figures import SpeculationCounters
 from baton.engine.vision.step_images import StepImages
-
-log = logging.getLogger(__name__)
 
 WAITING_MULTIPLIER = 2.0
 FORMING_MULTIPLIER = 30.0
@@ -102,14 +99,14 @@ class Engine:
         self.group = group
         self.lockstep = Lockstep(group) if group is not None else None
         self.tensor = tensor
+        self._launcher = StepLauncher(self.runner, self.scheduler, tensor, self.lockstep)
         self._num_generated_tokens = self._num_prefilled_tokens = 0
-        self._failed: list[RequestOutput] = []  # of requests whose step ran out of memory; reported by `schedule`
 
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting or running, or has failed."""
         num_requests = len(self.scheduler.waiting) + len(self.scheduler.running)
-        return num_requests > 0 or self.grammars.has_failures or bool(self._failed)
+        return num_requests > 0 or self.grammars.has_failures or self._launcher.has_failures
 
     @property
     def must_step(self) -> bool:
@@ -185,8 +182,7 @@ class Engine:
         failures = [*self.grammars.take_failures(), *self.adapters.take_failures(self.scheduler.waiting)]
         failed = [self.scheduler.fail(request, error) for request, error in failures if self.scheduler.has(request)]
         schedule = self.scheduler.schedule()
-        schedule.failed += failed + self._failed
-        self._failed = []
+        schedule.failed += failed + self._launcher.take_failures()
         return schedule
 
     def run(self, schedule: Schedule) -> StepOutput:
@@ -216,20 +212,14 @@ class Engine:
         started_at_s, epoch = time.monotonic(), self._epoch
         # Count before the step changes the requests.
         work, num_prompt_tokens = StepWork.of(scheduled), sum(item.num_new_prompt_tokens for item in scheduled)
-        outcome: LaunchedStep | list[StepResult] | None
-        if self.tensor is not None or self.lockstep is not None:
-            outcome = self._compute_in_group(scheduled)
-        else:
-            outcome = self._launch_single_rank(scheduled, previous)
+        outcome = self._launcher.launch(scheduled, previous)
         if outcome is None:
             return None
         return InFlightStep(scheduled, outcome, work, num_prompt_tokens, epoch, started_at_s)
 
     def collect(self, step: InFlightStep) -> StepOutput:
         """Wait for a step's results and update the requests. Steps must be collected in launch order."""
-        outcome = step.outcome
-        results = self.runner.collect(outcome) if isinstance(outcome, LaunchedStep) else outcome
-        outputs = self.scheduler.update(step.scheduled, results)
+        outputs = self.scheduler.update(step.scheduled, self._launcher.collect(step))
         now_s = time.monotonic()
         if not outputs:
             return StepOutput(finished_at_s=now_s)
@@ -248,41 +238,6 @@ class Engine:
     @property
     def _epoch(self) -> int:
         return self.lockstep.epoch if self.lockstep is not None else 0
-
-    def _compute_in_group(self, scheduled: Sequence[ScheduledRequest]) -> list[StepResult] | None:
-        if self.tensor is not None:
-            self.tensor.check()
-            return self.runner.run(scheduled)
-        assert self.lockstep is not None
-        num_tokens = sum(item.num_new_tokens for item in scheduled)
-        run, can_repeat = self.lockstep.run, self.groups.states is None
-        results = run(num_tokens, lambda: self.runner.run(scheduled), self.runner.run_idle, can_repeat=can_repeat)
-        if results is None and scheduled:  # broken off after some layers have advanced their states
-            self._failed += self.scheduler.restart(scheduled, "a rank of the expert-parallel group was lost")
-            return None
-        return results or []
-
-    def _launch_single_rank(
-        self, scheduled: Sequence[ScheduledRequest], previous: InFlightStep | None
-    ) -> LaunchedStep | None:
-        num_tokens = sum(item.num_new_tokens for item in scheduled)
-        try:
-            outcome = previous.outcome if previous is not None else None
-            launched = self.runner.launch(scheduled, outcome if isinstance(outcome, LaunchedStep) else None)
-        except torch.OutOfMemoryError as error:
-            if not self.scheduler.budget.shrink(num_tokens):
-                raise
-            log.warning("a step of %d tokens ran out of GPU memory; the next one is smaller: %s", num_tokens, error)
-            if self.groups.states is not None:  # some layers have advanced it
-                self._failed += self.scheduler.restart(scheduled, "a step ran out of GPU memory")
-        else:
-            self.scheduler.budget.recover()
-            return launched
-        wait_for(self.pool.device)  # what was launched of the step writes to blocks that a peer may fill next
-        for item in scheduled:
-            self.blocks.trim(item.request)
-        torch.cuda.empty_cache()  # out here, where the error no longer keeps the step's tensors alive
-        return None
 
     def abort(self, request_id: RequestId) -> bool:
         """End a request in any state and free the blocks it holds; False if the id is unknown."""

@@ -158,7 +158,7 @@ TEMPLATE = """{%- for message in messages -%}
 def make_served_vision_model(directory: Path) -> Path:
     """Save a model that a router can serve: with the bundled tokenizer, a chat template and a processor."""
     tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
-    tokenizer.add_special_tokens(list(MARKS))
+    tokenizer.add_special_tokens([*MARKS, "<|video_pad|>"])  # an even number of tokens: two ranks divide them
     placeholder, start, end = map(tokenizer.token_to_id, MARKS)
     make_vision_checkpoint(directory, tokenizer=tokenizer, ids=(placeholder, start, end))
     (directory / "chat_template.jinja").write_text(TEMPLATE)

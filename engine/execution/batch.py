@@ -51,7 +51,9 @@ class Batch:
     sampled_ids: Tensor | None = None  # on the device; replaces token_ids while the host does not know them yet
     # [num_tokens] int64: positions in the rotary embedding, if images make them differ from `positions`
     rotary_positions: Tensor | None = None
-    images: ImageTokens | None = None  # on the model's device; not sent to other ranks, like the field above
+    images: ImageTokens | None = None  # None: the step has no image tokens
+    # [num_image_tokens, hidden] on the model's device: embeddings of image tokens. Sent to other ranks on its own.
+    image_vectors: Tensor | None = None
     other_groups: tuple[GroupBlocks, ...] = ()  # `slot_mapping` and `block_tables` are those of the first KV group
     adapters: tuple[AdapterRun, ...] = ()  # of all tokens, in order; empty: no token has one
     states: StateBlocks | None = None  # of recurrent layers; None: the model has none
@@ -87,7 +89,7 @@ class Batch:
         return replace(self, slot_mapping=other.slot_mapping, block_tables=other.block_tables)
 
     def on(self, device: torch.device) -> "Batch":
-        """Return the batch on `device`, copied asynchronously: in one transfer, and one for the blocks of states."""
+        """Return the batch on `device`, copied asynchronously in one transfer, and one each for images and states."""
         if device.type == "cpu" and self.sampled_ids is None:
             return self
         tensors = self.device_tensors()
@@ -96,9 +98,10 @@ class Batch:
         if self.sampled_ids is not None:
             tensors = (self.sampled_ids, *tensors[1:])
         batch = self.with_tensors(tensors)
-        if self.states is None or device.type == "cpu":
+        if device.type == "cpu":
             return batch
-        return replace(batch, states=self.states.on(device))
+        images = self.images.on(device) if self.images is not None else None
+        return replace(batch, images=images, states=self.states.on(device) if self.states is not None else None)
 
     def device_tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that a model reads on its device."""
@@ -136,22 +139,26 @@ class PooledOutput:
     sums: Tensor  # [len(batch.pooled), hidden] float64: of the hidden states after the final norm
 
 
-NUM_SIZES = 11  # at the front of a packed batch
+NUM_SIZES = 13  # at the front of a packed batch
 
 
 def pack(batch: Batch) -> Tensor:
-    """Pack a batch on the CPU into one int64 tensor, to send it to another process."""
+    """Pack a batch on the CPU into one int64 tensor, to send it to another process; without embeddings of images."""
     num_logits = batch.logits_indices.shape[0]
-    others, states = batch.other_groups, batch.states
+    others, states, images = batch.other_groups, batch.states, batch.images
     sizes = [
         *(batch.num_tokens, batch.num_seqs, batch.block_tables.shape[1], num_logits, batch.num_decodes),
         *(len(others), len(batch.adapters)),
+        0 if batch.rotary_positions is None else batch.num_tokens,
+        0 if images is None else len(images.rows),
         *_state_sizes(states),
     ]
     adapters = torch.tensor([(run.number, run.num_tokens) for run in batch.adapters], dtype=torch.int64).flatten()
     more = [tensor.flatten() for other in others for tensor in (other.slot_mapping, other.block_tables)]
     if states is not None:
         more.append(states.joined())
+    if images is not None:
+        more += [images.rows, images.positions.flatten()]
     return torch.cat([torch.tensor(sizes), *batch.device_tensors(), batch.block_tables.flatten(), *more, adapters])
 
 
@@ -164,12 +171,13 @@ def _state_sizes(states: StateBlocks | None) -> tuple[int, ...]:
 def unpack(numbers: Tensor) -> Batch:
     """Return the batch that `pack` packed."""
     num_tokens, num_seqs, max_blocks, num_logits, num_decodes, num_others, *more = numbers[:NUM_SIZES].tolist()
-    num_runs, num_state_blocks, num_new, num_cleared, num_drafted = more
-    sizes = [num_tokens] * 3 + [num_seqs + 1, num_seqs, num_logits, num_seqs * max_blocks]
+    num_runs, num_rotary, num_image_tokens, num_state_blocks, num_new, num_cleared, num_drafted = more
+    sizes = [num_tokens] * 3 + [num_seqs + 1, num_seqs, num_logits, num_rotary, num_seqs * max_blocks]
     sizes += [num_tokens, num_seqs * max_blocks] * num_others
-    sizes += [2 * num_seqs * num_state_blocks + num_new + num_cleared, 2 * num_runs]
+    sizes += [2 * num_seqs * num_state_blocks + num_new + num_cleared]
+    sizes += [num_image_tokens, 3 * num_tokens if num_image_tokens else 0, 2 * num_runs]
     drafted = range(num_decodes, num_decodes + num_drafted)
-    *tensors, states, adapters = numbers[NUM_SIZES:].split_with_sizes(sizes)
+    *tensors, states, image_rows, axes, adapters = numbers[NUM_SIZES:].split_with_sizes(sizes)
     return Batch(
         token_ids=tensors[0],
         positions=tensors[1],
@@ -177,13 +185,15 @@ def unpack(numbers: Tensor) -> Batch:
         query_starts=tensors[3],
         context_lens=tensors[4],
         logits_indices=tensors[5],
-        block_tables=tensors[6].view(num_seqs, max_blocks),
+        block_tables=tensors[7].view(num_seqs, max_blocks),
         query_lens_list=tensors[3].diff().tolist(),
         context_lens_list=tensors[4].tolist(),
         num_decodes=num_decodes,
+        rotary_positions=tensors[6] if num_rotary else None,
+        images=ImageTokens(image_rows, axes.view(3, -1)) if num_image_tokens else None,
         other_groups=tuple(
             GroupBlocks(slots, tables.view(num_seqs, max_blocks))
-            for slots, tables in zip(tensors[7::2], tensors[8::2], strict=True)
+            for slots, tables in zip(tensors[8::2], tensors[9::2], strict=True)
         ),
         adapters=tuple(AdapterRun(*run) for run in adapters.view(-1, 2).tolist()),
         states=StateBlocks.split(states, num_seqs, num_state_blocks, num_new, drafted) if num_state_blocks else None,

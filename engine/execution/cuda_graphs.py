@@ -127,7 +127,7 @@ class GraphedModel:
         return is_decode and batch.num_seqs <= self._largest and not self._attention.num_shared_blocks(batch)
 
     def _record(self, size: int, pool: Tensor, recorder: Recorder) -> RecordedStep:
-        rotary = None if self._model.vision is None else _NOTHING
+        rotary = None if self._model.rotary_sections is None else _NOTHING
         batch = _padded(replace(NO_DECODES, rotary_positions=rotary), size)
         numbers = torch.cat(batch.device_tensors()).to(pool.device)
         tensors = numbers.split_with_sizes([len(tensor) for tensor in batch.device_tensors()])

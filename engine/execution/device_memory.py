@@ -115,11 +115,10 @@ def bytes_for_kv(
     step = greatest_step(config, max_model_len)
     for item in step:
         item.request.state_blocks = [BlockId(block) for block in range(1, 1 + num_state_blocks)]
-    peak = meter.peak_bytes(lambda: runner.run(step))
+    peak = meter.peak_bytes(lambda: runner.run(step)) + _image_bytes(config, model)
     if encoder is not None:
         image = largest_image(encoder.config, max_model_len)
         peak = max(peak, meter.peak_bytes(lambda: encoder.encode(image))) + CACHE_BYTES
-    peak += _drafted_bytes(config, max_model_len, model, runner, num_state_blocks)
     recorded = 0
     if records:
         at_rest = meter.peak_bytes(lambda: None)
@@ -135,39 +134,52 @@ def bytes_for_kv(
     return left
 
 
-def _drafted_bytes(
-    config: EngineConfig, max_model_len: int, model: CausalLM, runner: ModelRunner, num_state_blocks: int
-) -> int:
-    """Return the bytes that recurrent layers keep of the most drafted tokens of a step; see `DraftedStates`."""
-    options = SpeculationConfig.parse(config.speculative_config)
-    if options is None or not num_state_blocks:
+def _image_bytes(config: EngineConfig, model: CausalLM) -> int:
+    """Return the bytes of the embeddings of a step in which all tokens are those of images."""
+    if model.rotary_sections is None:
         return 0
-    num_tokens = min(1 + options.num_speculative_tokens, config.step_tokens, max_model_len)
-    if num_tokens == 1:  # no request has room for a draft
-        return 0
-    item = _computed_whole(1, config.block_size, place=0)
-    item.request.block_table = [NULL_BLOCK] * -(-num_tokens // config.block_size)
-    item.request.state_blocks = [BlockId(block) for block in range(1, 1 + num_state_blocks)]
-    launched = runner.launch([item.with_drafts([0] * (num_tokens - 1))])
-    recorded = model.recorded_bytes
-    runner.collect(launched)
-    most_tokens = min(config.batch_seqs * num_tokens, config.step_tokens)
-    return -(-recorded * most_tokens // num_tokens)
+    nothing = model.embedding.nothing()
+    return config.step_tokens * nothing.shape[1] * nothing.itemsize
 
 
 def greatest_step(config: EngineConfig, max_model_len: int) -> list[ScheduledRequest]:
     """Return a step with the most requests, all of which sample, and the most tokens: long prompts after short ones.
 
-    One more request has as many prompt logprobs as a step may have.
+    One more request has prompt logprobs. With speculation, as many tokens are drafted as a step may have, for as many
+    requests as possible, since their logits are copied to be sampled; what is left of them is for prompt logprobs.
     """
-    lengths = [1] * (config.batch_seqs - 1)
-    left = config.step_tokens - len(lengths)
-    num_logprobs = min(MAX_PROMPT_LOGITS, left, max_model_len)
+    num_short = config.batch_seqs - 1
+    left = config.step_tokens - num_short
+    drafts = _most_drafts(config, max_model_len, num_short, left)
+    left -= sum(drafts)
+    num_logprobs = min(MAX_PROMPT_LOGITS - sum(drafts), left, max_model_len)
     left -= num_logprobs
+    lengths = [1] * num_short
     lengths += [max_model_len] * (left // max_model_len) + [left % max_model_len] * (left % max_model_len > 0)
-    plain = [_computed_whole(length, config.block_size, place) for place, length in enumerate(lengths)]
-    with_logprobs = _computed_whole(num_logprobs, config.block_size, len(lengths), prompt_logprobs=1)
-    return sorted([*plain, with_logprobs], key=lambda item: item.num_new_tokens > 1)
+    items = [_computed_whole(length, config.block_size, place) for place, length in enumerate(lengths)]
+    short = zip(items[:num_short], drafts, strict=True)
+    items[:num_short] = [_with_drafts(item, count, config.block_size) for item, count in short]
+    items.append(_computed_whole(num_logprobs, config.block_size, len(lengths), prompt_logprobs=1))
+    return sorted(items, key=lambda item: (item.num_new_tokens > 1, -len(item.drafts)))
+
+
+def _most_drafts(config: EngineConfig, max_model_len: int, num_requests: int, num_tokens: int) -> list[int]:
+    """Return the numbers of drafted tokens of each of `num_requests`, of which `num_tokens` are left in the step.
+
+    A prompt of two tokens, whose first has a logprob, fits too.
+    """
+    options = SpeculationConfig.parse(config.speculative_config)
+    if options is None or not num_requests:
+        return [0] * num_requests
+    longest = min(options.num_speculative_tokens, max_model_len - 1)
+    most = max(min(num_requests * longest, MAX_PROMPT_LOGITS - 2, num_tokens - 2), 0)
+    return [most // num_requests + (place < most % num_requests) for place in range(num_requests)]
+
+
+def _with_drafts(item: ScheduledRequest, count: int, block_size: int) -> ScheduledRequest:
+    """Return a request of one token with `count` drafted ones, whose KV goes to the null block too."""
+    item.request.block_table = [NULL_BLOCK] * -(-(1 + count) // block_size)
+    return item.with_drafts([0] * count)
 
 
 def _decodes(config: EngineConfig, count: int) -> list[ScheduledRequest]:

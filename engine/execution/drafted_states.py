@@ -34,11 +34,6 @@ class DraftedStates:
         tokens = slice(self._first, self._first + sum(self._lengths))
         self._recorded.append((advance, [each[tokens].clone() for each in inputs]))
 
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes of the copies, which are kept until `accept`."""
-        return sum(each.nbytes for _, inputs in self._recorded for each in inputs)
-
     def accept(self, counts: Sequence[int]) -> None:
         """Advance the state of each sequence by the first `counts` of its new tokens; 0 leaves it as it is."""
         assert len(counts) == len(self._lengths)

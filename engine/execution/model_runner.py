@@ -69,8 +69,8 @@ class ModelRunner:
         rows = self._logits_rows(scheduled)
         batch = self._builder.build(scheduled, rows.token_indices)
         if self.images is not None:
-            step = self.images.of(scheduled, batch.positions, self.pool.device)
-            batch = replace(batch, rotary_positions=step.positions, images=step.images)
+            step = self.images.of(scheduled, batch.positions)
+            batch = replace(batch, rotary_positions=step.positions, images=step.images, image_vectors=step.vectors)
         if previous is not None:
             batch = replace(batch, sampled_ids=_sampled_inputs(previous.token_ids, scheduled))
         sampling, drafted = sampled_requests(scheduled)
@@ -94,26 +94,35 @@ class ModelRunner:
         )
 
     def collect(self, launched: LaunchedStep) -> list[StepResult]:
-        """Wait for a launched step and return its results in the order of its requests.
+        """Wait for a launched step, advance recurrent states and return the results in the order of its requests."""
+        results = self.results(launched)
+        self.accept(launched.scheduled, results)
+        return results
 
-        Recurrent states advance by the drafts that were right; late masks leave them as they were.
-        """
+    def accept(self, scheduled: Sequence[ScheduledRequest], results: Sequence[StepResult]) -> None:
+        """Advance recurrent states by the drafts that were right; late masks leave them as they were."""
+        if self.groups.states is None:
+            return
+        drafted = [(item, result) for item, result in zip(scheduled, results, strict=True) if item.drafts]
+        if drafted:
+            self.model.accept(
+                [item.num_known_tokens + len(result.further) if result.sampled else 0 for item, result in drafted]
+            )
+
+    def results(self, launched: LaunchedStep) -> list[StepResult]:
+        """Wait for a launched step and return its results in the order of its requests; `accept` must follow."""
         described = self.sampler.described(launched.copy.wait(), launched.logprobs)
         embeddings = self._embeddings(launched)
-        results, row, counts = [], 0, []
+        results, row = [], 0
         for place, (item, prompt_logprobs) in enumerate(zip(launched.scheduled, launched.prompt_logprobs, strict=True)):
             if item.samples and row not in launched.late_rows:
                 last = row + num_accepted(item.drafts, described, row, launched.late_rows)
-                counts += [item.num_known_tokens + last - row] * bool(item.drafts)
                 forced = launched.forced.get(last, ())
                 further = described[row + 1 : last + 1]
                 results.append(StepResult(described[row], forced, prompt_logprobs, further=further))
             else:
-                counts += [0] * bool(item.drafts)
                 results.append(StepResult(prompt_logprobs=prompt_logprobs, embedding=embeddings.get(place)))
             row += item.samples + len(item.drafts)
-        if counts and self.groups.states is not None:
-            self.model.accept(counts)
         return results
 
     def run_idle(self) -> None:

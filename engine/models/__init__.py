@@ -25,6 +25,8 @@ from baton.engine.lora.config import LoraConfig
 from baton.engine.models.causal_lm import CausalLM
 from baton.engine.models.loading import HEAD, ModelLoader
 from baton.engine.parallel.tensor_parallel import ONE_RANK, TensorRanks
+from baton.engine.parallel.tensor_shard import TensorShard
+from baton.engine.vision.encoder import PREFIX as ENCODER
 
 
 class Model(Protocol):
@@ -84,7 +86,7 @@ def load_model(
             is_tied = config.tie_word_embeddings and not (family.prefers_stored_head and HEAD in weights)
             base = BaseCheckpoint.of(directory, stored, prefixes, is_tied=is_tied)
             adapt(model, config, lora, device, dtype if lora.dtype == "auto" else torch_dtype(lora.dtype), base)
-    weights.finish(lambda name: _is_not_of_model(name, config))
+    weights.finish(lambda name: _is_not_of_model(name, config) or _is_of_rank0(name, config, tensor.shard))
     if group is None:
         weights.close()
     else:
@@ -92,6 +94,11 @@ def load_model(
     if on_progress is not None:
         on_progress(1.0)
     return model
+
+
+def _is_of_rank0(name: str, config: ModelConfig, shard: TensorShard) -> bool:
+    """Return whether a checkpoint's tensor is needed by rank 0 alone, and this is another."""
+    return config.vision is not None and shard.rank > 0 and name.startswith(ENCODER)
 
 
 def _is_not_of_model(name: str, config: ModelConfig) -> bool:

@@ -53,11 +53,13 @@ class CausalLM:
         logits_divisor: float = 1.0,
         logits_soft_cap: float | None = None,
         layer_inputs: LayerInputs | None = None,
+        rotary_sections: tuple[int, int, int] | None = None,
         vision: VisionEncoder | None = None,
     ) -> None:
         """rotary: of each layer; kv_places: places of the layers' KV in the blocks of their KV groups, None for a layer
         with recurrent state or without attention, which gets the whole pool; logits_soft_cap: bound on the logits, by
-        cap * tanh(logit / cap); vision: encoder of images, None if the model takes none.
+        cap * tanh(logit / cap); rotary_sections: see VisionConfig, None if the model takes no images; vision: their
+        encoder, which only rank 0 has.
         """
         self.embedding = embedding
         self.layers = layers
@@ -69,6 +71,7 @@ class CausalLM:
         self.logits_divisor = logits_divisor
         self.logits_soft_cap = logits_soft_cap
         self.layer_inputs = layer_inputs
+        self.rotary_sections = rotary_sections
         self.vision = vision
         self.adapted: AdaptedLayers | None = None  # None: steps have no adapters
         self._drafted: DraftedStates | None = None  # of the last step, if it had drafts and the model is recurrent
@@ -107,11 +110,6 @@ class CausalLM:
         drafted.accept(counts)
 
     @property
-    def recorded_bytes(self) -> int:
-        """Bytes that recurrent layers keep of the last step's drafted tokens until `accept`."""
-        return self._drafted.recorded_bytes if self._drafted is not None else 0
-
-    @property
     def has_head(self) -> bool:
         """Whether the checkpoint has an output layer, so that the model can generate."""
         return not isinstance(self.head, MissingHead)
@@ -137,8 +135,8 @@ class CausalLM:
     def _residuals(self, batch: Batch, pool: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream after the last layer and the addend for it, both [num_tokens, hidden]."""
         x = self.embedding(batch.token_ids)  # [num_tokens, hidden]
-        if batch.images is not None:
-            x = x.index_copy(0, batch.images.rows, batch.images.vectors)
+        if batch.images is not None and batch.image_vectors is not None:
+            x = x.index_copy(0, batch.images.rows, batch.image_vectors)
         addend = None
         rotations = {rotary: self._rotation(rotary, batch) for rotary in dict.fromkeys(self.rotary)}
         given = self.layer_inputs
@@ -155,8 +153,8 @@ class CausalLM:
         return x, addend
 
     def _rotation(self, rotary: RotaryEmbedding, batch: Batch) -> Rotation:
-        if batch.images is not None and self.vision is not None:
-            return rotary.at_axes(batch.images.positions, self.vision.config.rotary_sections)
+        if batch.images is not None and self.rotary_sections is not None:
+            return rotary.at_axes(batch.images.positions, self.rotary_sections)
         return rotary.at(batch.positions if batch.rotary_positions is None else batch.rotary_positions)
 
     def _logits(self, x: Tensor, addend: Tensor | None, wanted: Tensor) -> Tensor:

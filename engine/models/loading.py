@@ -28,7 +28,7 @@ from baton.engine.models.causal_lm import CausalLM, MissingHead
 from baton.engine.models.decoder_layer import Attention, DecoderLayer, FeedForward
 from baton.engine.models.parallel_mixers import ParallelMixers
 from baton.engine.parallel.tensor_parallel import TensorRanks
-from baton.engine.vision.encoder import load_encoder
+from baton.engine.vision.encoder import VisionEncoder, load_encoder
 
 HEAD = "lm_head.weight"
 
@@ -84,8 +84,16 @@ class ModelLoader:
             config.logits_divisor,
             config.logits_soft_cap,
             layer_inputs,
-            load_encoder(weights, config.vision, config.hidden_size) if config.vision is not None else None,
+            config.vision.rotary_sections if config.vision is not None else None,
+            self._encoder(),
         )
+
+    def _encoder(self) -> VisionEncoder | None:
+        """Load the encoder of images. Only rank 0 has one: it sends the other ranks the embeddings."""
+        vision = self._config.vision
+        if vision is None or self._tensor.shard.rank:
+            return None
+        return load_encoder(self._weights, vision, self._config.hidden_size)
 
     def ends(self) -> tuple[Embedding, Projection]:
         """Load the embedding and the output layer, which may share their weights."""

@@ -1,6 +1,7 @@
 """A tensor-parallel model: rank 0 leads, and the other ranks follow it step by step.
 
-1. Rank 0 has the requests, the scheduler and the sampler. It broadcasts each step's batch to all others.
+1. Rank 0 has the requests, the scheduler, the sampler and the encoder of images. It broadcasts each step's batch, and
+   the embeddings of its image tokens, to all others.
 2. All ranks compute it, each with its shard of the model and of the KV, which has the same block ids on every rank.
    If the model has recurrent state and the step had drafts, rank 0 then broadcasts how many of them are right.
 3. When a rank is lost, none can continue: on every rank the step, or the wait for one, ends with GroupBroken, and then
@@ -9,6 +10,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from threading import Lock
 from typing import NoReturn
@@ -22,6 +24,7 @@ from baton.engine.execution.batch import Batch, PooledOutput
 from baton.engine.execution.cores import running_on
 from baton.engine.execution.device import computing_on
 from baton.engine.execution.loaded_model import load, zeros
+from baton.engine.kv.layout import torch_dtype
 from baton.engine.lora.registry import AdapterRegistry
 from baton.engine.models import Model
 from baton.engine.parallel.tensor_parallel import TensorGroup
@@ -37,12 +40,12 @@ class Rank0Model:
 
     def forward(self, batch: Batch, pool: Tensor) -> Tensor:
         """Broadcast the batch and return the logits. Raises GroupBroken."""
-        self._tensor.broadcast(batch)
+        self._broadcast(batch)
         return self._model.forward(batch, pool)
 
     def forward_pooled(self, batch: Batch, pool: Tensor) -> PooledOutput:
         """Broadcast the batch and return the logits and sums. The other ranks compute no sums. Raises GroupBroken."""
-        self._tensor.broadcast(batch)
+        self._broadcast(batch)
         return self._model.forward_pooled(batch, pool)
 
     def accept(self, counts: Sequence[int]) -> None:
@@ -53,6 +56,11 @@ class Rank0Model:
     def forward_idle(self) -> None:
         """Compute only this rank's experts, for the other ranks of a group."""
         self._model.forward_idle()
+
+    def _broadcast(self, batch: Batch) -> None:
+        self._tensor.broadcast(batch)
+        if batch.image_vectors is not None:
+            self._tensor.copy_from_rank0(batch.image_vectors)
 
 
 class Follower:
@@ -77,6 +85,9 @@ class Follower:
         self._cores = loaded.cores
         self.fingerprint, self.origin = loaded.fingerprint, loaded.origin
         self._model = loaded.model
+        self._no_vectors = torch.empty(
+            0, loaded.config.hidden_size, dtype=torch_dtype(loaded.config.dtype), device=self.pool.device
+        )
         self._tensor = tensor
         self.adapters = AdapterRegistry(config.lora, loaded.adapted)  # here it only reads: batches have numbers
         self._unused: SimpleQueue[int] = SimpleQueue()  # numbers of adapters to drop between two steps
@@ -105,7 +116,7 @@ class Follower:
         try:
             with running_on(self._cores), computing_on(self.pool.device):
                 while True:
-                    batch = self._tensor.receive_broadcast()
+                    batch = self._with_images(self._tensor.receive_broadcast())
                     self._busy_since_s = time.monotonic()
                     with self._step:
                         self._model.forward(batch, self.pool)
@@ -116,6 +127,14 @@ class Follower:
         finally:
             self._busy_since_s = None
             self._tensor.close()
+
+    def _with_images(self, batch: Batch) -> Batch:
+        """Receive the embeddings of a step's image tokens, if it has any."""
+        if batch.images is None:
+            return batch
+        vectors = self._no_vectors.new_empty(len(batch.images.rows), self._no_vectors.shape[1])
+        self._tensor.copy_from_rank0(vectors)
+        return replace(batch, image_vectors=vectors)
 
     def _drop_unused(self) -> None:
         """Drop adapters unless a step is in progress, at whose end this is called again."""

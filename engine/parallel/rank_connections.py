@@ -44,6 +44,10 @@ class Collectives(Protocol):
         """Replace every tensor by the sum over all ranks, added in an unspecified order."""
         ...
 
+    def broadcast(self, tensor: Tensor, root: int, /) -> Work:
+        """Replace the tensor by that of rank `root`."""
+        ...
+
     def abort(self) -> None:
         """Abort collectives in flight, as far as possible."""
         ...

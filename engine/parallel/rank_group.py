@@ -206,6 +206,13 @@ class RankGroup:
         except RuntimeError as error:
             raise GroupBroken(f"a collective failed: {error}") from error
 
+    def copy_from_rank0(self, x: Tensor) -> Exchange:
+        """Start to replace x, bytes on the model's device, by rank 0's. Raises GroupBroken."""
+        try:
+            return Exchange(self._connected.data.broadcast(x, 0), self, is_on_gpu=x.is_cuda)
+        except RuntimeError as error:
+            raise GroupBroken(f"a collective failed: {error}") from error
+
     def gather(self, numbers: Sequence[int], on_delay: Callable[[], None] | None = None) -> list[list[int]]:
         """Return every rank's numbers, equally many on all, by rank. Raises GroupBroken.
 

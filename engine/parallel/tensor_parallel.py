@@ -193,6 +193,11 @@ class TensorGroup:
             numbers = torch.cat([numbers, self._ranks.receive_broadcast(count - len(numbers))])
         return unpack(numbers)
 
+    def copy_from_rank0(self, x: Tensor) -> None:
+        """Replace x [num_rows, width], contiguous and on the model's device, by rank 0's. Raises GroupBroken."""
+        if self._size > 1:
+            self._ranks.copy_from_rank0(x.view(torch.uint8)).wait()
+
     def broadcast_counts(self, counts: Sequence[int]) -> None:
         """Broadcast how many new tokens of each sequence with drafts are right, from rank 0. Raises GroupBroken."""
         self._ranks.broadcast(torch.tensor(counts, dtype=torch.int64))

@@ -3,7 +3,8 @@
 Attention heads, the inner columns of MLPs and experts, and the rows of the vocabulary are divided evenly, in rank
 order. With `has_whole_experts`, whole experts are divided among the ranks instead. If there are more ranks than KV
 heads, consecutive ranks hold the same head, and the same part of each recurrent layer. Everything shared by all heads
-(norms, the expert router, the latent of MLA) is on every rank.
+(norms, the expert router, the latent of MLA) is on every rank. The encoder of images is on rank 0 alone: it sends the
+embeddings, which are small, to the other ranks, so that all have the same bits.
 """
 
 from dataclasses import dataclass, replace
@@ -53,9 +54,7 @@ class TensorShard:
         return 1 if config.mla is not None else min(wanted or self.size, *_kv_counts(config).values())
 
     def check(self, config: ModelConfig) -> None:
-        """Raise UnsupportedModel, naming all sizes that cannot be divided; models with images have one rank."""
-        if config.vision is not None and self.size > 1:
-            raise UnsupportedModel(f"tensor_parallel is not supported with {config.architecture}: leave it at 1")
+        """Raise UnsupportedModel, naming all sizes that cannot be divided."""
         counts = {"vocab_size": config.vocab_size}
         if config.kv_layers:
             counts = {"num_attention_heads": config.num_heads} | counts

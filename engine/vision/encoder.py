@@ -17,6 +17,7 @@ from baton.engine.vision.windows import windows_of
 
 EPS = 1e-6  # of the norms
 THETA = 1e4  # of the rotary embedding
+PREFIX = "visual."  # of the names of its tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class PatchMerger:
 
 
 def load_encoder(weights: Weights, config: VisionConfig, out_size: int) -> VisionEncoder:
-    """Load the encoder, whose tensors are below `visual`; out_size: hidden size of the language model.
+    """Load the encoder; out_size: hidden size of the language model.
 
     Raises InvalidCheckpoint or UnsupportedModel.
     """
@@ -116,11 +117,11 @@ def load_encoder(weights: Weights, config: VisionConfig, out_size: int) -> Visio
     merged = hidden * config.merge_size**2
 
     def linear(name: str, rows: int, columns: int) -> Linear:
-        weight, bias = weights.take(f"visual.{name}.weight", rows, columns), weights.take(f"visual.{name}.bias", rows)
+        weight, bias = weights.take(f"{PREFIX}{name}.weight", rows, columns), weights.take(f"{PREFIX}{name}.bias", rows)
         return Linear(weight, bias, is_owned=True)
 
     def norm(name: str) -> Tensor:
-        return weights.take(f"visual.{name}.weight", hidden)
+        return weights.take(f"{PREFIX}{name}.weight", hidden)
 
     def layer(name: str) -> VisionLayer:
         return VisionLayer(
@@ -135,7 +136,7 @@ def load_encoder(weights: Weights, config: VisionConfig, out_size: int) -> Visio
         )
 
     kernel = config.temporal_patch_size, config.patch_size, config.patch_size
-    embedding = weights.take("visual.patch_embed.proj.weight", hidden, CHANNELS, *kernel).flatten(1)
+    embedding = weights.take(f"{PREFIX}patch_embed.proj.weight", hidden, CHANNELS, *kernel).flatten(1)
     layers = [layer(f"blocks.{index}") for index in range(config.num_layers)]
     merger = PatchMerger(
         norm("merger.ln_q"), linear("merger.mlp.0", merged, merged), linear("merger.mlp.2", out_size, merged), merged

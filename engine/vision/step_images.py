@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.execution.device import to_device_async
 from baton.engine.request import Request
 from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.vision.embedding_cache import EmbeddingCache
@@ -20,10 +19,11 @@ CACHE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class StepPositions:
-    """Rotary positions of a step's tokens, and its image tokens."""
+    """Rotary positions of a step's tokens, its image tokens and their embeddings."""
 
     positions: Tensor  # [num_tokens] int64 on the CPU, for steps without image tokens
-    images: ImageTokens | None  # None: the step has none
+    images: ImageTokens | None = None  # None: the step has none
+    vectors: Tensor | None = None  # [num_image_tokens, hidden] on the model's device
 
 
 class StepImages:
@@ -33,8 +33,8 @@ class StepImages:
         self.encoder = encoder
         self._cache = EmbeddingCache(cache_bytes)
 
-    def of(self, scheduled: Sequence[ScheduledRequest], positions: Tensor, device: torch.device) -> StepPositions:
-        """Return the rotary positions of a step's tokens, and the embeddings of those of images on `device`.
+    def of(self, scheduled: Sequence[ScheduledRequest], positions: Tensor) -> StepPositions:
+        """Return the rotary positions of a step's tokens, and the embeddings of those of images.
 
         positions: [num_tokens] int64 on the CPU, indices of the tokens in their requests.
         """
@@ -55,11 +55,11 @@ class StepImages:
                     rows.append(np.arange(first, last) - start + begin)
                     vectors.append(self._embeddings(item.request, image)[first - image.start : last - image.start])
             begin += length
+        plain = torch.from_numpy(axes[0].copy())
         if not rows:
-            return StepPositions(torch.from_numpy(axes[0].copy()), None)
-        places = to_device_async(torch.from_numpy(np.concatenate(rows)), device)
-        images = ImageTokens(places, torch.cat(vectors), to_device_async(torch.from_numpy(axes), device))
-        return StepPositions(torch.from_numpy(axes[0].copy()), images)
+            return StepPositions(plain)
+        images = ImageTokens(torch.from_numpy(np.concatenate(rows)), torch.from_numpy(axes))
+        return StepPositions(plain, images, torch.cat(vectors))
 
     def _embeddings(self, request: Request, image: Image) -> Tensor:
         return self._cache.get((request.cache_salt, image.digest), lambda: self.encoder.encode(image))

@@ -89,7 +89,11 @@ class Cluster:
 
     async def pair(self) -> tuple[Member, Member]:
         """Return the prefill and the decode worker that most moves use."""
-        return await self.shared("prefill", "prefill"), await self.decode()
+        return await self.prefill(), await self.decode()
+
+    async def prefill(self) -> Member:
+        """Return the prefill worker of the pair."""
+        return await self.shared("prefill", "prefill")
 
     async def decode(self) -> Member:
         """Return the decode worker of the pair."""
@@ -107,14 +111,24 @@ class Cluster:
             yield router
 
     async def reference(self) -> Sequence[Exchange]:
-        """Return the output of each feature's request, alone on one worker that caches no prefixes."""
+        """Return the output of each feature's request, alone on one worker that has cached no prefix of it."""
         if not self._reference:
-            async with (
-                self.fresh("both", "--no-enable-prefix-caching") as alone,
-                self.router(Route((alone.name,)), alone) as router,
-            ):
-                self._reference = [(await router.run([each], "reference"))[0] for each in self.spec.features]
+            async with self._undisturbed() as alone, self.router(Route((alone.name,)), alone) as router:
+                exchanges = [await router.run([each], self.new_salt()) for each in self.spec.features]
+            self._reference = [each for (each,) in exchanges]
+            assert not any(each.count("cached") for each in self._reference)
         return self._reference
+
+    @asynccontextmanager
+    async def _undisturbed(self) -> AsyncIterator[Member]:
+        """Yield the decode worker, which no request has used yet; if it drafts, or if a completion finds the prefix of
+        another one of its request, a worker that does neither.
+        """
+        if not self.spec.decode_flags and self.num_completions == len(self.spec.features):
+            yield await self.decode()
+            return
+        async with self.fresh("both", "--no-enable-prefix-caching") as alone:
+            yield alone
 
 
 @asynccontextmanager

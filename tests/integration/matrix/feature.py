@@ -50,7 +50,7 @@ class ClusterSpec:
     longest: int = 512  # tokens of prompt and output
     untested: Mapping[str, Untested] = field(default_factory=dict)  # by the name of the move
     needs_vnni: bool = False
-    usual_moves: tuple[str, ...] = ()  # those that `make test` runs too
+    usual_moves: tuple[str, ...] = ("local",)  # those that `make test` runs too; the dear ones are with small models
 
     def is_tested(self, move: str) -> bool:
         """Return whether the move is tested with the features."""

@@ -53,7 +53,6 @@ PLAIN = ClusterSpec(
     router={"tool_call_parser": "hermes", "reasoning_parser": "none"},
     small_pool_blocks=46,
     longest=704,
-    usual_moves=("TCP",),
 )
 REQUESTS = (
     PLAIN,
@@ -88,7 +87,6 @@ DRAFTS = (
         (Feature("n-gram drafts", {"prompt": repeated_prompt(), **GREEDY, **WHOLE}),),
         SHARDED,
         ('--speculative-config={"method": "ngram", "num_speculative_tokens": 6}',),
-        usual_moves=("decode killed", "role change"),
     ),
     ClusterSpec(
         "draft model",
@@ -104,6 +102,7 @@ DRAFTS = (
         (*SHARDED, "--state-checkpoint-tokens=32"),
         ('--speculative-config={"method": "ngram", "num_speculative_tokens": 6}',),
         small_pool_blocks=45,
+        usual_moves=("prefix hit",),
     ),
 )
 KV_TYPES = (
@@ -118,7 +117,6 @@ KV_TYPES = (
         "bundled",
         (of_model("int4 KV", text_prompt(13)),),
         (*SHARDED, "--kv-cache-dtype=int4"),
-        usual_moves=("pull", "preemption"),
     ),
 )
 WEIGHTS = (
@@ -151,11 +149,9 @@ MODELS = (
         "images",
         "images",
         (Feature("images", bodies.IMAGE, CHAT),),
-        untested={
-            **NO_EXPERTS,
-            "TP 2": refused("models with images have one rank", "tensor_parallel is not supported with"),
-        },
-        usual_moves=("local", "shared memory", "drained", "NIXL", "staged", "prefix hit", "prefill killed", "restart"),
+        SHARDED,
+        untested=NO_EXPERTS,
+        usual_moves=("pull", "decode killed", "prefill killed", "drained", "role change"),  # they share workers
     ),
     ClusterSpec(
         "sliding window",
@@ -165,6 +161,7 @@ MODELS = (
         small_pool_blocks=20,  # each has KV of all layers, of which windows give back most
         longest=240,
         untested=NO_EXPERTS,
+        usual_moves=("shared memory", "restart"),
     ),
     ClusterSpec(
         "recurrent state",
@@ -172,6 +169,7 @@ MODELS = (
         (of_model("recurrent state", prompt(19)),),
         (*SHARDED, "--state-checkpoint-tokens=32"),
         small_pool_blocks=45,
+        usual_moves=("NIXL", "preemption"),
     ),
     ClusterSpec(
         "latent attention",
@@ -184,6 +182,7 @@ MODELS = (
         "mixtral",
         (of_model("mixture of experts", prompt(21)),),
         SHARDED,
+        usual_moves=("TCP", "staged"),
     ),
 )
 ELSEWHERE = (

@@ -185,7 +185,7 @@ async def restart(cluster: Cluster) -> Sequence[Exchange]:
 
 async def tensor_parallel(cluster: Cluster) -> Sequence[Exchange]:
     """Decode on two tensor-parallel ranks what a prefill worker of one rank hands over."""
-    prefill, _ = await cluster.pair()
+    prefill = await cluster.prefill()
     decode = await cluster.shared("tensor parallel", "decode", *TENSOR_PARALLEL)
     async with cluster.router(Route((decode.name,), (prefill.name,)), prefill, decode) as router:
         exchanges = await router.run(cluster.spec.features, cluster.new_salt())
@@ -195,7 +195,7 @@ async def tensor_parallel(cluster: Cluster) -> Sequence[Exchange]:
 
 async def expert_parallel(cluster: Cluster) -> Sequence[Exchange]:
     """Decode on two workers that share the experts."""
-    prefill, _ = await cluster.pair()
+    prefill = await cluster.prefill()
     [port] = free_ports("127.0.0.1", 1)
     flags = ("--expert-parallel=2", f"--rendezvous=127.0.0.1:{port}")
     async with rendezvous(port), together(*(cluster.fresh("decode", *flags) for _ in range(2))) as ranks:

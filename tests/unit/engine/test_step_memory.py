@@ -69,7 +69,7 @@ def test_a_step_that_does_not_fit_has_ended_on_the_device_before_the_next_schedu
 ) -> None:
     """Its kernels write to blocks that a preemption may give to a request whose KV a peer sends."""
     engine, waits = Engine(EngineConfig(model=str(directory), kv_cache_memory_bytes=1 << 22)), []
-    monkeypatch.setattr("baton.engine.engine.wait_for", waits.append)
+    monkeypatch.setattr("baton.engine.execution.step_launcher.wait_for", waits.append)
     tried = small_memory(engine, 40, monkeypatch)
     schedule = engine.scheduler.schedule
 

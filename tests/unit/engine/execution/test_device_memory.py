@@ -15,15 +15,13 @@ from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import EngineError
 from baton.engine.execution import device_memory, loaded_model
-from baton.engine.execution.batch import Batch
-from baton.engine.execution.batch_builder import BatchBuilder
 from baton.engine.execution.cuda_graphs import recorded_sizes
 from baton.engine.execution.device_memory import RECORDED_BYTES, bytes_for_kv, check_fits, greatest_step
+from baton.engine.execution.drafted_states import Advance, DraftedStates
 from baton.engine.kv.groups import KVGroups
 from baton.engine.kv.layout import KVCacheLayout
 from baton.engine.models import load_model
 from baton.engine.models.causal_lm import CausalLM
-from baton.engine.scheduling.schedule import ScheduledRequest
 from baton.engine.vision.image import Image
 from baton.engine.vision.step_images import CACHE_BYTES
 from tests.checkpoints import make_checkpoint
@@ -85,8 +83,9 @@ def test_the_encoder_of_images_gets_memory_for_the_largest_image_and_its_cache(t
         meter = ScriptedMeter(step, image)
         return bytes_for_kv(config, 130, model, layout, served.vocab_size, meter, records=False, encoder=Encoder())
 
-    assert left(12_000, 20_000) == 40_000 - 3_000 - 20_000 - CACHE_BYTES
-    assert left(12_000, 5_000) == 40_000 - 3_000 - 12_000 - CACHE_BYTES
+    vectors = 256 * 64 * 4  # of a step's tokens, which may all be those of images
+    assert left(12_000, 20_000 + vectors) == 40_000 - 3_000 - 20_000 - vectors - CACHE_BYTES
+    assert left(12_000, 5_000) == 40_000 - 3_000 - 12_000 - vectors - CACHE_BYTES
     assert sizes == [121, 121], "the largest square of 130 tokens"
 
 
@@ -147,48 +146,63 @@ def test_recurrent_states_are_part_of_the_measured_step(tmp_path: Path) -> None:
     assert left_with_states(tmp_path, None) == int(80_000 * 0.9) - 3_000 - 12_000
 
 
-def test_inputs_of_drafted_tokens_that_recurrent_layers_keep_get_memory(tmp_path: Path) -> None:
-    plain = left_with_states(tmp_path, None)
-    drafted = [
-        plain - left_with_states(tmp_path, f'{{"method": "ngram", "num_speculative_tokens": {count}}}')
-        for count in (1, 3, 30)
-    ]
-    assert drafted[0] > 0
-    assert drafted[1] == 2 * drafted[0]  # 3 sequences of 4 tokens instead of 2
-    assert drafted[2] == drafted[0] * 32 // 6  # the budget of a step
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_model_len", "num_speculative", "num_drafts"),
+    [(8, 1000, 5, 35), (8, 4, 5, 21), (40, 1000, 64, 159), (199, 1000, 5, 0), (198, 1000, 5, 1), (1, 1000, 5, 0)],
+)
+def test_the_greatest_step_has_as_many_drafts_as_fit(
+    max_num_seqs: int, max_model_len: int, num_speculative: int, num_drafts: int
+) -> None:
+    step = greatest_step(
+        drafting(num_speculative, max_num_batched_tokens=200, max_num_seqs=max_num_seqs), max_model_len
+    )
+    assert sum(item.num_new_tokens for item in step) == 200
+    assert max(item.num_new_tokens for item in step) <= max_model_len
+    counts = [len(item.drafts) for item in step]
+    assert sum(counts) == num_drafts
+    assert max(counts) - min(counts[: max_num_seqs - 1], default=0) <= 1, "for as many requests as possible"
+    order = [(item.num_new_tokens > 1, -len(item.drafts)) for item in step]
+    assert order == sorted(order), "the order of steps"
 
 
-def test_drafts_in_the_measured_step_exceed_neither_its_budget_nor_the_context(tmp_path: Path) -> None:
-    longest: list[int] = []
-
-    def left(num_drafts: int, max_model_len: int, step_tokens: int = 32) -> int:
-        options = f'{{"method": "ngram", "num_speculative_tokens": {num_drafts}}}'
-        with pytest.MonkeyPatch.context() as patch:
-            build = BatchBuilder.build
-
-            def recorded(self: BatchBuilder, scheduled: Sequence[ScheduledRequest], *rest: Any) -> Batch:
-                longest.append(max((len(item.drafts) for item in scheduled), default=0))
-                return build(self, scheduled, *rest)
-
-            patch.setattr(BatchBuilder, "build", recorded)
-            return left_with_states(tmp_path, options, max_model_len, step_tokens)
-
-    assert left(64, 8) == left(7, 8)
-    assert left(64, 64, 16) == left(15, 64, 16)
-    assert left(64, 1) == left(1, 1)
-    assert max(longest) == 15
+def test_drafted_tokens_take_the_place_of_prompt_logprobs() -> None:
+    """A step may have 512 rows of logits in addition to those of its requests; drafted ones are sampled, too."""
+    step = greatest_step(drafting(5, max_num_batched_tokens=8192, max_num_seqs=256), 4096)
+    (prompt,) = (item for item in step if item.request.sampling.prompt_logprobs is not None)
+    assert sum(len(item.drafts) for item in step) == 510
+    assert prompt.num_new_tokens == 2
 
 
-def left_with_states(
-    tmp_path: Path, speculative_config: str | None, max_model_len: int = 64, step_tokens: int = 32
-) -> int:
+@pytest.mark.parametrize("num_speculative", [1, 3, 30])
+def test_the_measured_step_of_a_recurrent_model_records_its_drafted_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_speculative: int
+) -> None:
+    recorded: list[int] = []
+    record = DraftedStates.record
+
+    def counted(self: DraftedStates, advance: Advance, inputs: Sequence[Tensor]) -> None:
+        record(self, advance, inputs)
+        recorded.append(len(self._recorded[-1][1][0]))
+
+    monkeypatch.setattr(DraftedStates, "record", counted)
+    options = f'{{"method": "ngram", "num_speculative_tokens": {num_speculative}}}'
+    assert left_with_states(tmp_path, options) == int(80_000 * 0.9) - 3_000 - 12_000
+    assert set(recorded) == {2 + min(2 * num_speculative, 28)}  # of two requests, in a step of 32 tokens
+
+
+def drafting(num_speculative: int, **options: int) -> EngineConfig:
+    speculative_config = f'{{"method": "ngram", "num_speculative_tokens": {num_speculative}}}'
+    return EngineConfig(model="none", speculative_config=speculative_config, **options)  # type: ignore[arg-type]
+
+
+def left_with_states(tmp_path: Path, speculative_config: str | None) -> int:
     model_directory = tmp_path / "model"
     if not model_directory.exists():
         make_checkpoint("qwen3-next", model_directory)
     config = EngineConfig(
         model=str(model_directory),
         max_num_seqs=3,
-        max_num_batched_tokens=step_tokens,
+        max_num_batched_tokens=32,
         gpu_memory_utilization=0.9,
         speculative_config=speculative_config,
     )
@@ -200,4 +214,4 @@ def left_with_states(
     meter = ScriptedMeter(12_000)
     assert model.is_recurrent
     columns = served.vocab_size
-    return bytes_for_kv(config, max_model_len, model, layout, columns, meter, records=False, groups=groups)
+    return bytes_for_kv(config, 64, model, layout, columns, meter, records=False, groups=groups)

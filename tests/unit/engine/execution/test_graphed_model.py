@@ -155,8 +155,11 @@ def test_replays_leave_hidden_states(tmp_path: Path, layers: tuple[int, ...]) ->
 def test_a_step_with_an_image_is_not_replayed(tmp_path: Path) -> None:
     graphed, recorder = graphed_model(make_vision_checkpoint(tmp_path / "model"), [1])
     batch = graphed.batch(["a"], [[5]])
-    images = ImageTokens(torch.zeros(1, dtype=torch.int64), torch.zeros(1, 64), batch.positions.expand(3, 1))
-    graphed.model.forward(replace(batch, rotary_positions=batch.positions, images=images), graphed.pool)
+    images = ImageTokens(torch.zeros(1, dtype=torch.int64), batch.positions.expand(3, 1))
+    vectors = torch.zeros(1, 64)
+    graphed.model.forward(
+        replace(batch, rotary_positions=batch.positions, images=images, image_vectors=vectors), graphed.pool
+    )
     assert recorder.num_replays == 0
 
 

@@ -1,5 +1,6 @@
 """Collectives of ranks that share a model: sums in the order of ranks, columns at rank 0, batches for all."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from baton.engine.attention.span import FULL, AttentionSpan
 from baton.engine.execution.batch import pack, unpack
 from baton.engine.kv.groups import KVGroups
 from baton.engine.parallel.tensor_parallel import FIRST_NUMBERS, MIN_SPLIT_BYTES, TensorGroup
+from baton.engine.vision.image_tokens import ImageTokens
 from tests.checkpoints import make_checkpoint
 from tests.paged_model import PagedModel
 from tests.unit.engine.tensor_rig import on_all_ranks
@@ -69,6 +71,35 @@ def test_batches_of_any_size_reach_all_ranks(llama3: Path) -> None:
 
     first, *others = on_all_ranks(3, broadcast_all)
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_ranks_get_the_bits_of_the_first(size: int, dtype: torch.dtype) -> None:
+    sent = torch.randn(700, 24, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def copied(tensor: TensorGroup) -> Tensor:
+        x = sent.clone() if tensor.shard.rank == 0 else torch.empty_like(sent)
+        tensor.copy_from_rank0(x)
+        return x
+
+    assert all(torch.equal(each, sent) for each in on_all_ranks(size, copied))
+
+
+def test_places_of_images_and_rotary_positions_unpack_to_equal_ones(llama3: Path) -> None:
+    plain = PagedModel(llama3).batch(["a", "b"], [[8], list(range(3, 60))])
+    rotated = replace(plain, rotary_positions=torch.arange(plain.num_tokens) + 2)
+    images = ImageTokens(torch.tensor([4, 5, 9]), torch.arange(3 * plain.num_tokens).view(3, -1))
+    for batch in (plain, rotated, replace(rotated, images=images)):
+        other = unpack(pack(batch))
+        assert torch.equal(other.block_tables, batch.block_tables)
+        assert (other.rotary_positions is None) == (batch.rotary_positions is None)
+        assert (other.images is None) == (batch.images is None)
+    assert other.rotary_positions is not None
+    assert other.images is not None
+    assert torch.equal(other.rotary_positions, rotated.rotary_positions)
+    assert torch.equal(other.images.rows, images.rows)
+    assert torch.equal(other.images.positions, images.positions)
 
 
 def test_a_packed_batch_unpacks_to_an_equal_one(llama3: Path) -> None:

@@ -8,15 +8,11 @@ import pytest
 import torch
 
 from baton.engine.checkpoint.model_config import read_model_config
-from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.engine.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
-from baton.engine.parallel.tensor_shard import TensorShard
-from baton.engine.request import Request, RequestId
+from baton.engine.errors import InvalidCheckpoint, InvalidRequest
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.vision.encoder import VisionLayer
-from baton.engine.vision.image import Image
 from tests.unit.engine.speculation.speculation_rig import NGRAM, draft_always
+from tests.unit.engine.vision.image_rig import NUM_TOKENS, PROMPTS, engine_of, request_of, run
 from tests.vision_checkpoints import (
     VisionOracle,
     make_vision_checkpoint,
@@ -24,17 +20,6 @@ from tests.vision_checkpoints import (
     random_image,
     random_text,
 )
-
-NUM_TOKENS = 12
-GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-Prompt = tuple[list[int], tuple[Image, ...]]
-PROMPTS = {
-    "one image": prompt_of([random_text(7, 1), random_image(3, 5, 1), random_text(9, 2)]),
-    "two images": prompt_of([random_image(2, 2, 2), random_text(3, 3), random_image(5, 3, 3), random_text(4, 4)]),
-    "image last": prompt_of([random_text(20, 5), random_image(4, 4, 4)]),
-    "text": prompt_of([random_text(40, 6)]),
-    "smallest": prompt_of([random_image(1, 1, 5), random_text(1, 7)]),
-}
 
 
 @pytest.fixture(scope="module")
@@ -50,27 +35,6 @@ def oracle(model: Path) -> VisionOracle:
 @pytest.fixture(scope="module")
 def expected(oracle: VisionOracle) -> dict[str, list[int]]:
     return {name: oracle.greedy(*prompt, NUM_TOKENS) for name, prompt in PROMPTS.items()}
-
-
-def engine_of(model: Path, **options: object) -> Engine:
-    given = {"dtype": "float32", "num_threads": 1, "block_size": 4, "kv_cache_memory_bytes": 4 << 20} | options
-    return Engine(EngineConfig(model=str(model), **given))  # type: ignore[arg-type]
-
-
-def request_of(name: str, prompt: Prompt, sampling: SamplingParams = GREEDY, salt: str = "") -> Request:
-    tokens, images = prompt
-    return Request(RequestId(name), list(tokens), len(tokens), sampling, cache_salt=salt, images=images)
-
-
-def run(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
-    for request in requests:
-        engine.add(request)
-    outputs: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    while engine.has_work:
-        for output in engine.run(engine.schedule()).outputs:
-            outputs[output.request_id] += output.token_ids
-        engine.scheduler.check_integrity()
-    return outputs
 
 
 def test_the_encoder_gives_the_oracles_embeddings(model: Path, oracle: VisionOracle) -> None:
@@ -201,8 +165,3 @@ def test_sections_that_do_not_divide_the_rotation_are_refused(model: Path) -> No
     overrides = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4]}}
     with pytest.raises(InvalidCheckpoint, match="mrope_section must be 3 numbers with the sum 8"):
         read_model_config(model, overrides=overrides)
-
-
-def test_several_ranks_are_refused_by_name(model: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="tensor_parallel is not supported with Qwen2_5_VLFor"):
-        TensorShard(rank=0, size=2).check(read_model_config(model))
