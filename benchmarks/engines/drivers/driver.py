@@ -33,6 +33,9 @@ class Setting:
     max_num_seqs: int  # concurrent requests
     max_model_len: int  # prompt plus output
     prefix_caching: bool
+    kv_store: str = ""  # "host": KV that the cache evicts stays in host memory; "disk": in `kv_store_directory`
+    kv_store_bytes: int = 0
+    kv_store_directory: str = ""
 
     @property
     def num_kv_tokens(self) -> int:

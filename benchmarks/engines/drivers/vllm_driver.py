@@ -1,6 +1,6 @@
-"""vLLM's CPU backend, its engine in this process."""
+"""vLLM's CPU backend, its engine in this process. Its store is its own KV offloading (`--kv-offloading-size`)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import vllm
 from driver import NewTokens, Setting, serve
@@ -15,7 +15,8 @@ class VllmEngine:
 
     version = f"vLLM {vllm.__version__}"
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, store: Mapping[str, object] | None = None) -> None:
+        """`store`: the engine's arguments for a store; default: those of its own."""
         num_blocks = setting.num_kv_tokens // BLOCK_SIZE + setting.max_num_seqs + 2
         arguments = EngineArgs(
             model=setting.model,
@@ -27,6 +28,7 @@ class VllmEngine:
             enable_prefix_caching=setting.prefix_caching,
             skip_tokenizer_init=True,
             disable_log_stats=True,
+            **(own_store(setting) if store is None else store),
         )
         self._engine = LLMEngine.from_engine_args(arguments)
 
@@ -45,6 +47,13 @@ class VllmEngine:
             for output in self._engine.step()
             if output.outputs and output.outputs[0].token_ids
         ]
+
+
+def own_store(setting: Setting) -> dict[str, object]:
+    """Return the engine's arguments for the setting's store, in host memory."""
+    if not setting.kv_store:
+        return {}
+    return {"kv_offloading_size": setting.kv_store_bytes / 2**30, "kv_offloading_backend": "native"}
 
 
 def kv_token_bytes(model: str) -> int:
