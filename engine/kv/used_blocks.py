@@ -25,6 +25,14 @@ class UsedBlock:
     number: int = 0  # which of the hash's blocks it is; see `BlockPlace`
 
 
+@dataclass(frozen=True, slots=True)
+class FetchedBlocks:
+    """Hashes of blocks that came from the fastest store below the pool."""
+
+    hashes: Sequence[BlockHash]
+    is_only_store: bool  # there is no other store, which may lack them
+
+
 class UsedBlocks:
     """Hashes of blocks since they were last taken: popular ones first, and of these the oldest.
 
@@ -58,6 +66,13 @@ class UsedBlocks:
         for kind in (self._popular, self._others):
             while len(kind) > MAX_BLOCKS:
                 kind.popitem(last=False)
+
+    def note_fetched(self, fetched: FetchedBlocks) -> None:
+        """Remove blocks that need not be saved: other stores, if there are any, were offered them recently."""
+        for block_hash in fetched.hashes:
+            if fetched.is_only_store or block_hash in self._saved or block_hash in self._saved_earlier:
+                self._popular.pop(block_hash, None)
+                self._others.pop(block_hash, None)
 
     def take(self, count: int) -> list[BlockHash]:
         """Remove and return the next blocks, at most `count`."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from baton.engine.engine import Engine
 from baton.engine.kv.groups import BlockPlace
+from baton.engine.kv.used_blocks import FetchedBlocks
 from baton.engine.request import BlockId, Request
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
@@ -118,7 +119,14 @@ class StoredFetch:
             logger.warning("a fetch of stored KV failed, and the rest is computed: %s", error)
         elif error is not None:
             logger.error("a fetch of stored KV failed, and the rest is computed", exc_info=error)
-        return Received(self._num_usable * self._block_size)
+        return Received(self._num_usable * self._block_size, fetched=self._fetched_blocks)
+
+    @property
+    def _fetched_blocks(self) -> FetchedBlocks:
+        """Usable blocks that came from the fastest store, by the tier of their block of the first KV group."""
+        tiers, places = self._stores.tiers, (BlockPlace(index, 0) for index in range(self._num_known, self._num_usable))
+        fetched = [place.index for place in places if self._found.tiers[place] is tiers[0]]
+        return FetchedBlocks([self._request.block_hashes[index] for index in fetched], len(tiers) == 1)
 
     @property
     def _compute_s(self) -> float:
