@@ -3,7 +3,7 @@
 - llama.cpp saves and restores the states of sequences, as its server does with `--cache-ram` and `--slot-save-path`.
 - vLLM's own offloading (`--kv-offloading-size`) has copies for CUDA and XPU alone: `CPUOffloadingSpec` of its package
   `vllm.v1.kv_offload` raises an error on the CPU backend, which becomes a note.
-- LMCache in vLLM has a connector for the CPU backend.
+- LMCache's server process has copies for the CPU backend.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def peers() -> list[Peer]:
     return [
         Peer("llama.cpp", *contestants_by_name(["llama_cpp"]), tiers=("host", "disk")),
         Peer("vLLM", vllm, ("host",)),
-        Peer("vLLM with LMCache", with_lmcache, ("host", "disk")),
+        Peer("vLLM with LMCache", with_lmcache, ("host",)),
     ]
 
 

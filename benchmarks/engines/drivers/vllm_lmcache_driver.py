@@ -1,31 +1,47 @@
-"""vLLM's CPU backend with LMCache as the store: in host memory, or in files behind a small part of host memory."""
+"""vLLM's CPU backend with LMCache as the store, in host memory.
 
-import os
+LMCache's connector within the engine's process has no copies for CPUs (`CreateGPUConnector` raises an error), so this
+is its other one, `LMCacheMPConnector`: a server process keeps the KV.
+"""
+
+import socket
 
 from driver import Setting, serve
 from vllm.config import KVTransferConfig
 from vllm_driver import VllmEngine
 
+MODULE = "lmcache.integration.vllm.lmcache_mp_connector"
 CHUNK_TOKENS = 256  # LMCache's default
-GB = 1 << 30  # as LMCache counts
 
 
 def load(setting: Setting) -> VllmEngine:
-    """Configure LMCache, whose settings are environment variables, and load the engine."""
-    size = str(setting.kv_store_bytes / GB)
-    variables = {"LMCACHE_CHUNK_SIZE": str(CHUNK_TOKENS), "LMCACHE_MAX_LOCAL_CPU_SIZE": size}
-    if setting.kv_store == "disk":
-        directory = f"file://{setting.kv_store_directory}/"
-        variables |= {
-            "LMCACHE_LOCAL_CPU": "False",
-            "LMCACHE_LOCAL_DISK": directory,
-            "LMCACHE_MAX_LOCAL_DISK_SIZE": size,
-        }
-    else:
-        variables["LMCACHE_LOCAL_CPU"] = "True"
-    os.environ.update(variables)
-    connector = KVTransferConfig(kv_connector="LMCacheConnectorV1", kv_role="kv_both")
+    """Load the engine, whose connector starts the server."""
+    port, http_port = free_ports()
+    arguments = {
+        "chunk-size": CHUNK_TOKENS,
+        "l1-size-gb": setting.kv_store_bytes / (1 << 30),
+        "eviction-policy": "LRU",
+        "http-port": http_port,
+    }
+    extra = {
+        "lmcache.mp.host": "tcp://127.0.0.1",
+        "lmcache.mp.port": port,
+        "lmcache.mp.autostart": True,
+        "lmcache.mp.autostart.server_args": " ".join(f"--{name} {value}" for name, value in arguments.items()),
+    }
+    connector = KVTransferConfig(
+        kv_connector="LMCacheMPConnector",
+        kv_connector_module_path=MODULE,
+        kv_role="kv_both",
+        kv_connector_extra_config=extra,
+    )
     return VllmEngine(setting, {"kv_transfer_config": connector})
+
+
+def free_ports() -> list[int]:
+    """Return two free ports."""
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        return [each.getsockname()[1] for each in (first, second)]
 
 
 if __name__ == "__main__":

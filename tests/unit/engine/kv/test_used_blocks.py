@@ -7,7 +7,7 @@ import pytest
 from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.origin import KVOrigin
-from baton.engine.kv.used_blocks import MAX_BLOCKS, REPEAT_S, UsedBlock, UsedBlocks
+from baton.engine.kv.used_blocks import MAX_BLOCKS, REPEAT_S, FetchedBlocks, UsedBlock, UsedBlocks
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 
@@ -101,6 +101,18 @@ def test_a_block_that_is_computed_again_is_saved_again(blocks: BlockManager) -> 
     save(blocks)
     request = compute(blocks, prompt)
     assert [each.block_hash for each in save(blocks)] == request.block_hashes
+
+
+def test_fetched_blocks_are_left_out_of_the_only_store_and_of_others_after_a_copy(blocks: BlockManager) -> None:
+    assert blocks.used is not None
+    request = compute(blocks, list(range(10 * BLOCK_SIZE + 1)))
+    hashes = request.block_hashes
+    blocks.used.note_fetched(FetchedBlocks(hashes[:4], is_only_store=True))
+    blocks.used.note_fetched(FetchedBlocks(hashes, is_only_store=False))  # none was saved here
+    assert [each.block_hash for each in save(blocks)] == hashes[4:]
+    blocks.used.note(hashes, is_popular=True)
+    blocks.used.note_fetched(FetchedBlocks(hashes, is_only_store=False))
+    assert [each.block_hash for each in save(blocks)] == hashes[:4]
 
 
 def test_a_long_backlog_costs_the_engine_little() -> None:

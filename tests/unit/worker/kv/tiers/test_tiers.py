@@ -76,6 +76,34 @@ async def test_a_prompt_that_is_used_again_is_not_copied_again(model: Path) -> N
     assert store.num_writes == len(store.blocks)
 
 
+async def test_a_fetched_prompt_is_not_copied_again(model: Path, filled: tuple[DictStore, list[int]]) -> None:
+    store, tokens = filled
+    num_writes, num_blocks = store.num_writes, len(store.blocks)
+    rig = Rig(model, store)
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [160]
+    await rig.close()
+    assert store.num_writes - num_writes == len(store.blocks) - num_blocks
+
+
+async def test_a_second_store_gets_fetched_blocks_once(model: Path, filled: tuple[DictStore, list[int]]) -> None:
+    """It may lack what the first one has; afterwards it was offered them recently."""
+    store, tokens = filled
+    disk = DictStore("disk")
+    rig = Rig(model, store, disk)
+    for _ in range(2):
+        assert await rig.generate(PROMPT) == tokens
+        await rig.saved(disk, 10)
+        async with asyncio.timeout(30):
+            while await rig.host.call(lambda engine: len(rig.stores._saver._used)):
+                await asyncio.sleep(0.01)
+        await rig.host.call(lambda engine: engine.blocks.cache.clear())
+    assert rig.received == [160, 160]
+    num_first = len(disk.blocks)
+    await rig.close()
+    assert disk.num_writes == len(disk.blocks) == num_first
+
+
 async def test_no_thread_for_a_lookup(
     model: Path, filled: tuple[DictStore, list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
