@@ -41,7 +41,10 @@ class Peer:
 def peers() -> list[Peer]:
     """Return the peers with stores of KV."""
     [vllm] = contestants_by_name(["vllm"])
-    with_lmcache = replace(vllm, name="vllm_lmcache", driver="vllm_lmcache_driver", peer=VLLM_LMCACHE)
+    variables = {**vllm.variables, "LMCACHE_TRACK_USAGE": "false"}
+    with_lmcache = replace(
+        vllm, name="vllm_lmcache", driver="vllm_lmcache_driver", peer=VLLM_LMCACHE, variables=variables
+    )
     return [
         Peer("llama.cpp", *contestants_by_name(["llama_cpp"]), tiers=("host", "disk")),
         Peer("vLLM", vllm, ("host",)),

@@ -36,7 +36,7 @@ class Turns:
 
         A system that fails gets a note instead.
         """
-        for system in self._times:
+        for system in list(self._times):
             with self._noted(system):
                 await system.compute_s(prompts[0])
         for turn in range(1, len(prompts)):
