@@ -11,7 +11,7 @@ Baton is a server with one worker, measured by a client. Its limit is the time i
 from the store into memory that is in use (of host memory by a copy, of a disk, also behind NIXL, by reads without the
 page cache, of Redis by GETs), plus the time that the tokens which are not stored, at least the last one, take at the
 rate at which the whole prompt is computed. Peers are measured inside their process, with environments that
-`python -m benchmarks.engines.peers DIRECTORY llama_cpp vllm vllm_lmcache` makes; one without an environment, or that
+`python -m benchmarks.engines.peers DIRECTORY llama_cpp vllm_lmcache` makes; one without an environment, or that
 fails, gets a note.
 """
 

@@ -47,7 +47,7 @@ def peers() -> list[Peer]:
     )
     return [
         Peer("llama.cpp", *contestants_by_name(["llama_cpp"]), tiers=("host", "disk")),
-        Peer("vLLM", vllm, ("host",)),
+        Peer("vLLM", replace(vllm, peer=VLLM_LMCACHE), ("host",)),
         Peer("vLLM with LMCache", with_lmcache, ("host",)),
     ]
 
