@@ -7,6 +7,7 @@ is its other one, `LMCacheMPConnector`: a server process keeps the KV.
 import socket
 
 from driver import Setting, serve
+from llvmlite.binding import ffi
 from vllm.config import KVTransferConfig
 from vllm_driver import VllmEngine
 
@@ -35,7 +36,24 @@ def load(setting: Setting) -> VllmEngine:
         kv_role="kv_both",
         kv_connector_extra_config=extra,
     )
+    hide_dict_of_llvmlite()
     return VllmEngine(setting, {"kv_transfer_config": connector})
+
+
+def hide_dict_of_llvmlite() -> None:
+    """Have llvmlite's library, which LMCache loads, wrap no `__dict__` as a C function.
+
+    vLLM 0.32 reads the `__dict__` of the objects in all modules when it starts, and fails on that one.
+    """
+    library = type(ffi.lib)
+    wrap = library.__getattr__
+
+    def function(self: object, name: str) -> object:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return wrap(self, name)
+
+    library.__getattr__ = function
 
 
 def free_ports() -> list[int]:
