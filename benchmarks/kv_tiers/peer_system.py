@@ -103,7 +103,7 @@ def peer_system(peer: Peer, tier: str, model: Path, num_tokens: int, environment
         with EngineProcess(python, contestant.driver, contestant.environment(environments), cores, log) as engine:
             try:
                 version = engine.load(setting)
-                engine.run([range(300, 300 + NUM_WARM_UP_TOKENS)], NUM_OUTPUT_TOKENS, 1)
+                engine.run([list(range(300, 300 + NUM_WARM_UP_TOKENS))], NUM_OUTPUT_TOKENS, 1)
             except EngineFailed as error:
                 raise SystemFailed(str(error)) from error
             yield PeerSystem(f"{peer.name} ({version})", engine, store)
