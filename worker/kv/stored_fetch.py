@@ -75,8 +75,7 @@ class StoredFetch:
     @property
     def tokens_by_tier(self) -> dict[str, int]:
         """Fetched tokens, by the name of the tier that has their block of the first KV group."""
-        places = [BlockPlace(index, 0) for index in range(self._num_known, self._num_usable)]
-        names = [self._found.tiers[place].store.name for place in places]
+        names = [tier.store.name for tier in self._fetched.values()]
         return {name: names.count(name) * self._block_size for name in dict.fromkeys(names)}
 
     def add(self) -> "asyncio.Future[None]":
@@ -124,9 +123,19 @@ class StoredFetch:
     @property
     def _fetched_blocks(self) -> FetchedBlocks:
         """Usable blocks that came from the fastest store, by the tier of their block of the first KV group."""
-        tiers, places = self._stores.tiers, (BlockPlace(index, 0) for index in range(self._num_known, self._num_usable))
-        fetched = [place.index for place in places if self._found.tiers[place] is tiers[0]]
-        return FetchedBlocks([self._request.block_hashes[index] for index in fetched], len(tiers) == 1)
+        tiers, hashes = self._stores.tiers, self._request.block_hashes
+        fetched = [hashes[index] for index, tier in self._fetched.items() if tier is tiers[0]]
+        return FetchedBlocks(fetched, is_only_store=len(tiers) == 1)
+
+    @property
+    def _fetched(self) -> dict[int, Tier]:
+        """Tiers of the usable blocks of the first KV group that were fetched, by their index in the block table.
+
+        None if no fetch began: the pool may have a longer prefix by then than the stores had at the lookup.
+        """
+        if self._own is None:
+            return {}
+        return {index: self._found.tiers[BlockPlace(index, 0)] for index in range(self._num_known, self._num_usable)}
 
     @property
     def _compute_s(self) -> float:

@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+from baton.engine.engine import Engine
 from baton.engine.kv.block_hash import hash_blocks
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.rpc.status import NotFound
+from baton.worker.kv.stored_fetch import StoredFetch
 from baton.worker.kv.tier import Tier
 from tests.unit.worker.kv.tiers.tier_rig import BLOCK_SIZE, PROMPT, DictStore, Rig, fail
 
@@ -62,6 +65,26 @@ async def test_blocks_in_the_pool_are_not_fetched(
     assert rig.received == [64, 96]
     await rig.generate(PROMPT)
     assert rig.received == [64, 96]
+    await rig.close()
+
+
+async def test_a_pool_that_has_more_than_the_stores_by_then_needs_no_fetch(
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request has computed the whole prompt since the lookup, while this one waited."""
+
+    def enter(fetch: StoredFetch, engine: Engine) -> None:
+        fetch._request.receives_kv = True
+        engine.add(fetch._request)
+
+    store, tokens = filled
+    rig = Rig(model, store)
+    assert await rig.generate(PROMPT) == tokens
+    monkeypatch.setattr(StoredFetch, "_enter", enter)
+    found = hashes[:6]
+    monkeypatch.setattr(store, "count", lambda keys: len(list(takewhile(found.__contains__, keys))))
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [160, 0]
     await rig.close()
 
 
