@@ -1,6 +1,7 @@
 """Reads of stored blocks into a pool: what reaches it, and when nothing is written to it any more."""
 
 import threading
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -98,8 +99,14 @@ def test_nothing_is_written_once_a_read_is_abandoned(
     reading = threading.Thread(target=read.run)
     reading.start()
     assert store.is_reading.wait(10)
+
+    def end_once_abandoned() -> None:
+        while not read._is_abandoned:
+            time.sleep(0.001)
+        store.may_end.set()
+
     if is_in_memory:
-        threading.Timer(0.02, store.may_end.set).start()
+        threading.Thread(target=end_once_abandoned).start()
     assert read.abandon() == is_in_memory
     after = pool.clone()
     store.may_end.set()
