@@ -68,9 +68,14 @@ class UsedBlocks:
                 kind.popitem(last=False)
 
     def note_fetched(self, fetched: FetchedBlocks) -> None:
-        """Remove blocks that need not be saved: other stores, if there are any, were offered them recently."""
+        """Remove blocks that need not be saved: other stores, if there are any, were offered them recently.
+
+        What the only store has counts as saved just now.
+        """
+        if fetched.is_only_store:
+            self._note_saved(fetched.hashes)
         for block_hash in fetched.hashes:
-            if fetched.is_only_store or block_hash in self._saved or block_hash in self._saved_earlier:
+            if block_hash in self._saved or block_hash in self._saved_earlier:
                 self._popular.pop(block_hash, None)
                 self._others.pop(block_hash, None)
 
@@ -105,9 +110,12 @@ class UsedBlocks:
         Their blocks are left out for 300 s or more, or until they are computed again: many requests find those of a
         popular prompt.
         """
+        are_good = [each.num_allocations == pool.num_allocations(each.block) for each in taken]
+        self._note_saved(each.block_hash for each, is_good in zip(taken, are_good, strict=True) if is_good)
+        return are_good
+
+    def _note_saved(self, hashes: Iterable[BlockHash]) -> None:
         now_s = self._clock()
         if now_s - self._saved_since_s > REPEAT_S or len(self._saved) > MAX_BLOCKS:
             self._saved, self._saved_earlier, self._saved_since_s = set(), self._saved, now_s
-        are_good = [each.num_allocations == pool.num_allocations(each.block) for each in taken]
-        self._saved.update(each.block_hash for each, is_good in zip(taken, are_good, strict=True) if is_good)
-        return are_good
+        self._saved.update(hashes)
