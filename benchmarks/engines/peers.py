@@ -25,8 +25,8 @@ class PeerEnvironment:
         folder = directory / self.name
         if not (folder / DONE).exists():
             raise FileNotFoundError(
-                f"{folder} is no complete environment of {self.name}: make it with `make engines-peers "
-                f"PEERS={directory}`, or leave the engine out with --only"
+                f"{folder} is no complete environment of {self.name}: make it with "
+                f"`python -m benchmarks.engines.peers {directory} {self.name}`"
             )
         return folder / "bin" / "python"
 
