@@ -29,9 +29,9 @@ from baton.rpc.status import Conflict, NotFound, ServiceError, Unavailable
 
 logger = logging.getLogger(__name__)
 
-MAX_PINS = 1024
-MAX_TOKENS = 16 << 20  # of all pins of a router, 4 bytes each
-MAX_PIXEL_BYTES = 512 << 20  # of the images of all pins of a router
+MAX_PINS = 1024  # of a model, as the next two
+MAX_TOKENS = 16 << 20  # 4 bytes each
+MAX_PIXEL_BYTES = 512 << 20  # of images
 CHECK_S = 2.0  # between two checks of what the router knows of the holders
 CONFIRM_S = 20.0  # until a holder is asked, unless it has dropped pins
 RETRY_S = 30.0  # after a refusal; twice as long after each further one, since the prefix may be computed in vain
