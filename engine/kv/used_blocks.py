@@ -25,6 +25,14 @@ class UsedBlock:
     number: int = 0  # which of the hash's blocks it is; see `BlockPlace`
 
 
+@dataclass(frozen=True, slots=True)
+class FetchedBlocks:
+    """Hashes of blocks that came from the fastest store below the pool."""
+
+    hashes: Sequence[BlockHash]
+    is_only_store: bool  # there is no other store, which may lack them
+
+
 class UsedBlocks:
     """Hashes of blocks since they were last taken: popular ones first, and of these the oldest.
 
@@ -59,6 +67,18 @@ class UsedBlocks:
             while len(kind) > MAX_BLOCKS:
                 kind.popitem(last=False)
 
+    def note_fetched(self, fetched: FetchedBlocks) -> None:
+        """Remove blocks that need not be saved: other stores, if there are any, were offered them recently.
+
+        What the only store has counts as saved just now.
+        """
+        if fetched.is_only_store:
+            self._note_saved(fetched.hashes)
+        for block_hash in fetched.hashes:
+            if block_hash in self._saved or block_hash in self._saved_earlier:
+                self._popular.pop(block_hash, None)
+                self._others.pop(block_hash, None)
+
     def take(self, count: int) -> list[BlockHash]:
         """Remove and return the next blocks, at most `count`."""
         taken: list[BlockHash] = []
@@ -90,9 +110,12 @@ class UsedBlocks:
         Their blocks are left out for 300 s or more, or until they are computed again: many requests find those of a
         popular prompt.
         """
+        are_good = [each.num_allocations == pool.num_allocations(each.block) for each in taken]
+        self._note_saved(each.block_hash for each, is_good in zip(taken, are_good, strict=True) if is_good)
+        return are_good
+
+    def _note_saved(self, hashes: Iterable[BlockHash]) -> None:
         now_s = self._clock()
         if now_s - self._saved_since_s > REPEAT_S or len(self._saved) > MAX_BLOCKS:
             self._saved, self._saved_earlier, self._saved_since_s = set(), self._saved, now_s
-        are_good = [each.num_allocations == pool.num_allocations(each.block) for each in taken]
-        self._saved.update(each.block_hash for each, is_good in zip(taken, are_good, strict=True) if is_good)
-        return are_good
+        self._saved.update(hashes)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.engine.kv.origin import KVOrigin
+from baton.engine.kv.used_blocks import FetchedBlocks
 from baton.engine.outputs import PositionLogprobs, RequestOutput, SampledToken
 from baton.engine.request import BlockId, Request
 
@@ -93,3 +94,4 @@ class Received:
     sampled: SampledToken | None = None  # the token after the known ones; it does not end the request
     num_prompt_logprobs: int = 0
     origins: Mapping[BlockId, frozenset[KVOrigin]] = field(default_factory=dict)  # of blocks from other models
+    fetched: FetchedBlocks | None = None  # blocks from a store, if that has sent them

@@ -187,6 +187,8 @@ class Scheduler:
         if received.origins:
             self.blocks.set_origins(request, num_tokens, received.origins)
         self.blocks.receive(request, max(num_tokens, request.num_computed_tokens))
+        if received.fetched is not None and self.blocks.used is not None:
+            self.blocks.used.note_fetched(received.fetched)
         if received.sampled is not None:
             assert self.finish_rule.reason(request, received.sampled.token_id) is None
             request.token_ids.append(received.sampled.token_id)

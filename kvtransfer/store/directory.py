@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from baton.kvtransfer.store.block_files import BlockFiles, SystemFiles
-from baton.kvtransfer.store.envelope import HEADER_BYTES, check_namespace, hex_name, is_intact, pack_header
+from baton.kvtransfer.store.envelope import HEADER_BYTES, PayloadCheck, check_namespace, hex_name, pack_header
 from baton.kvtransfer.store.eviction import WRITING, Evictor, remove_abandoned
 from baton.kvtransfer.store.prefix_search import count_prefix
 from baton.kvtransfer.store.private_folder import PrivateFolder
@@ -175,7 +175,10 @@ class DirectoryStore:
         if not stat.S_ISREG(status.st_mode) or status.st_size != HEADER_BYTES + len(into):
             return False
         header = bytearray(HEADER_BYTES)
-        return self._files.read(fd, header, into) and is_intact(header, self._namespace, key, into)
+        check = PayloadCheck(self._namespace, key)
+        for part in self._files.read(fd, header, into):
+            check.add(part)
+        return check.is_intact(header)
 
     def _touch(self, folder: int, name: str, status: os.stat_result) -> None:
         now_ns = self._now_ns()

@@ -11,7 +11,7 @@ detects torn and mixed-up blocks, but not a malicious writer; see `sealed`.
 import re
 import struct
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from baton.kvtransfer.store.store import Key
 
@@ -30,6 +30,23 @@ def pack_header(namespace: str, key: Key, payload: memoryview) -> bytes:
 def is_intact(header: bytes | bytearray, namespace: str, key: Key, payload: memoryview) -> bool:
     """Return whether a payload that was read is the one that was stored with this header under this key."""
     return bytes(header) == pack_header(namespace, key, payload)
+
+
+class PayloadCheck:
+    """The check of a payload that arrives in parts: hashed at once, they are still in the processor's cache."""
+
+    def __init__(self, namespace: str, key: Key) -> None:
+        self._hash = xxh3_64(seed=_seed(namespace, key))
+        self._num_bytes = 0
+
+    def add(self, part: memoryview) -> None:
+        """Add the next part. The checksum does not copy, and releases the GIL."""
+        self._hash.update(part)
+        self._num_bytes += part.nbytes
+
+    def is_intact(self, header: bytes | bytearray) -> bool:
+        """Return whether the parts are the payload that was stored with this header."""
+        return bytes(header) == HEADER.pack(MAGIC, self._num_bytes, self._hash.intdigest())
 
 
 def check_namespace(namespace: str) -> str:

@@ -21,13 +21,13 @@ class NixlFiles:
         with translated_failures():
             self._storage = NixlStorage(plugin, parameters)
 
-    def read(self, fd: int, header: bytearray, payload: memoryview) -> bool:
-        """Fill both from a file; False if it is shorter."""
+    def read(self, fd: int, header: bytearray, payload: memoryview) -> Iterator[memoryview]:
+        """Fill both from a file, and yield the payload; nothing if the file is shorter."""
         if os.fstat(fd).st_size < len(header) + payload.nbytes or os.preadv(fd, [header], 0) < len(header):
-            return False
+            return
         with translated_failures():
             self._storage.copy("READ", payload, StoragePlace("FILE", fd, HEADER_BYTES))
-        return True
+        yield payload
 
     def write(self, fd: int, header: bytes, payload: memoryview) -> None:
         """Write both to an empty file. The space is allocated first: NIXL does not say that a disk is full."""

@@ -46,6 +46,10 @@ class PoolBlocks:
                 buffer[row].copy_(self._rows[block], non_blocking=True)
             wait_for(stream)
 
+    def memory(self, block: int) -> memoryview | None:
+        """Return the memory of a block; None on a GPU."""
+        return None if self._memory is None else self._memory[block].data
+
     def copy_in(self, buffer: Tensor, row: int, block: int) -> None:
         """Copy a row of a buffer to a block."""
         if self._memory is not None:

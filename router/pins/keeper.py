@@ -29,9 +29,9 @@ from baton.rpc.status import Conflict, NotFound, ServiceError, Unavailable
 
 logger = logging.getLogger(__name__)
 
-MAX_PINS = 1024
-MAX_TOKENS = 16 << 20  # of all pins of a router, 4 bytes each
-MAX_PIXEL_BYTES = 512 << 20  # of the images of all pins of a router
+MAX_PINS = 1024  # of a model, as the next two
+MAX_TOKENS = 16 << 20  # 4 bytes each
+MAX_PIXEL_BYTES = 512 << 20  # of images
 CHECK_S = 2.0  # between two checks of what the router knows of the holders
 CONFIRM_S = 20.0  # until a holder is asked, unless it has dropped pins
 RETRY_S = 30.0  # after a refusal; twice as long after each further one, since the prefix may be computed in vain
@@ -40,6 +40,10 @@ SOON_S = 2.0  # after another failure, such as the lack of a worker
 MAX_CHECKS = 16  # at once
 SETTLE_S = 30.0  # for the server's pins, from the first worker on; the router is not ready until then
 PLACE_S = 300.0  # for a prefix to be computed anew
+
+
+class PinsFull(Exception):
+    """The router keeps too many pins for another one; the message says how many."""
 
 
 class PinKeeper:
@@ -66,7 +70,10 @@ class PinKeeper:
 
         Raises Overloaded for too many pins, Conflict if it is deleted meanwhile, and what `Placement.place` raises.
         """
-        self._check_room(pin)
+        try:
+            self._check_room(pin)
+        except PinsFull as error:
+            raise Overloaded(f"{error}; delete some", int(RETRY_S)) from error
         self._placement.check_size(pin)
         self._new.add(pin)
         try:
@@ -85,7 +92,7 @@ class PinKeeper:
         await self._leave_others(pin, pin.holders)  # holders of an earlier pin
 
     def _check_room(self, pin: Pin) -> None:
-        """Raise Overloaded if the router keeps too many pins. A key with a share has that share of them."""
+        """Raise PinsFull if the router keeps too many pins. A key with a share has that share of them."""
         others = [each for each in (*self._pins.values(), *self._new) if each.key != pin.key]
         own = [each for each in others if each.owner == pin.owner]
         for whose, pins, share in (
@@ -95,11 +102,12 @@ class PinKeeper:
             num_tokens = sum(each.num_tokens for each in pins)
             num_pixel_bytes = sum(each.num_pixel_bytes for each in pins)
             if pin.num_pixel_bytes and num_pixel_bytes + pin.num_pixel_bytes > share * MAX_PIXEL_BYTES:
-                text = f"{whose} keeps pins with images of {num_pixel_bytes} bytes, near the maximum; delete some"
-                raise Overloaded(text, int(RETRY_S))
+                raise PinsFull(
+                    f"{whose} keeps pins with images of {num_pixel_bytes} bytes, near the maximum of "
+                    f"{int(share * MAX_PIXEL_BYTES)}"
+                )
             if num_tokens + pin.num_tokens > share * MAX_TOKENS or len(pins) >= max(1, int(share * MAX_PINS)):
-                text = f"{whose} keeps {len(pins)} pins of {num_tokens} tokens, near the maximum; delete some"
-                raise Overloaded(text, int(RETRY_S))
+                raise PinsFull(f"{whose} keeps {len(pins)} pins of {num_tokens} tokens, near the maximum")
 
     async def _leave_others(self, pin: Pin, holders: Collection[str]) -> None:
         """Have all workers but these release a pin."""
@@ -115,7 +123,8 @@ class PinKeeper:
         pin.strays -= reached
 
     def keep(self, pin: Pin) -> None:
-        """Keep a pin that `run` places."""
+        """Keep a pin that `run` places. Raises PinsFull."""
+        self._check_room(pin)
         self._pins[pin.key] = pin
 
     @property

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from baton.engine.errors import EngineError, InvalidRequest
 from baton.engine.vision.image import Image
 from baton.router.inline_work import InlineWork
+from baton.router.pins.keeper import PinsFull
 from baton.router.pins.pin import SERVER, SERVER_TTL_S, Pin, Prefix
 from baton.router.pins.request import PinRequest
 from baton.router.served_model import ServedModel
@@ -44,7 +45,7 @@ def read_prefix_files(paths: Iterable[str]) -> list[PrefixFile]:
 async def pin_files(model: ServedModel, files: Iterable[PrefixFile]) -> None:
     """Have a model's keeper pin the files' texts on all workers that compute prompts, also on those that join later.
 
-    Raises OptionError for a text that does not fit the model's context.
+    Raises OptionError for a text that does not fit the model's context, and for more than a router keeps.
     """
     for file in files:
         try:
@@ -59,8 +60,11 @@ async def pin_files(model: ServedModel, files: Iterable[PrefixFile]) -> None:
             expires_s=time.monotonic() + SERVER_TTL_S,
             is_everywhere=True,
         )
+        try:
+            model.pins.keep(pin)
+        except PinsFull as error:
+            raise OptionError(f"pin_prefix: {file.path}: {error}; pin fewer files, or smaller images") from error
         logger.info("%s will be pinned as %s, %d tokens", file.path, pin.name, pin.num_tokens)
-        model.pins.keep(pin)
 
 
 def _name(file: PrefixFile, images: Iterable[Image]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from baton.kvtransfer.store.breaker import GuardedStore
 from baton.kvtransfer.store.factory import open_host_store, open_store
 from baton.kvtransfer.store.shared_memory_directory import SHM
-from baton.kvtransfer.store.store import KVStore, StoreUnavailable
+from baton.kvtransfer.store.store import StoreUnavailable
 from baton.settings.values import OptionError
 from baton.worker.base import NO_STORES, Stores
 from baton.worker.config import WorkerConfig
@@ -44,9 +44,9 @@ def open_tiers(config: WorkerConfig, fingerprint: str) -> list[Tier]:
     """Open the stores of a rank, fastest first. Raises OptionError if one cannot be used."""
     tiers: list[Tier] = []
     try:
-        for name, store in _opened(config, fingerprint):
-            tiers.append(Tier(GuardedStore(store, LONGEST_CALL_S), name))
-            tiers[-1].note_use()
+        for tier in _opened(config, fingerprint):
+            tiers.append(tier)
+            tier.note_use()
     except BaseException as error:
         for tier in tiers:
             tier.store.close()
@@ -56,13 +56,14 @@ def open_tiers(config: WorkerConfig, fingerprint: str) -> list[Tier]:
     return tiers
 
 
-def _opened(config: WorkerConfig, namespace: str) -> Iterator[tuple[str, KVStore]]:
-    """Yield the stores with names that only workers have in common that share them; they contain no secrets."""
+def _opened(config: WorkerConfig, namespace: str) -> Iterator[Tier]:
+    """Yield the tiers, with names that only workers have in common that share them; they contain no secrets."""
     if config.kv_host_memory_bytes is not None:
-        yield _name("host", _place(SHM)), open_host_store(namespace, config.kv_host_memory_bytes)
+        memory = open_host_store(namespace, config.kv_host_memory_bytes)
+        yield Tier(GuardedStore(memory, LONGEST_CALL_S), _name("host", _place(SHM)), is_memory=True)
     if config.kv_disk is not None:
         disk = open_store(config.kv_disk, namespace, config.kv_disk_bytes, key_file=config.kv_store_key_file)
-        yield _name("disk", _place(Path(config.kv_disk))), disk
+        yield Tier(GuardedStore(disk, LONGEST_CALL_S), _name("disk", _place(Path(config.kv_disk))))
     if config.kv_store is not None:
         shared = open_store(
             config.kv_store,
@@ -72,7 +73,7 @@ def _opened(config: WorkerConfig, namespace: str) -> Iterator[tuple[str, KVStore
             key_file=config.kv_store_key_file,
             name="shared",
         )
-        yield _name("shared", config.kv_store), shared
+        yield Tier(GuardedStore(shared, LONGEST_CALL_S), _name("shared", config.kv_store))
 
 
 def _place(path: Path) -> str:

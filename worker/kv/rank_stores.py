@@ -52,7 +52,8 @@ class RankStores:
         """Return a read of blocks from the tier of each into the pool."""
         stores = [tier.store for tier in tiers for _ in self._shards]
         shards = shard_keys(keys, self._shards, self.num_shards)
-        return StoredRead(self._pool, stores, shards, self._units(blocks), len(self._shards))
+        in_memory = [tier.store for tier in self.tiers if tier.is_memory]
+        return StoredRead(self._pool, stores, shards, self._units(blocks), len(self._shards), in_memory)
 
     def copy(self, blocks: Sequence[int]) -> NDArray[np.uint8]:
         """Return copies of this rank's shards of blocks, [num_blocks * num_shards, shard_bytes]. Blocks."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from baton.engine.engine import Engine
 from baton.engine.kv.groups import BlockPlace
+from baton.engine.kv.used_blocks import FetchedBlocks
 from baton.engine.request import BlockId, Request
 from baton.engine.scheduling.schedule import Received
 from baton.kvtransfer.errors import TransferError
@@ -74,8 +75,7 @@ class StoredFetch:
     @property
     def tokens_by_tier(self) -> dict[str, int]:
         """Fetched tokens, by the name of the tier that has their block of the first KV group."""
-        places = [BlockPlace(index, 0) for index in range(self._num_known, self._num_usable)]
-        names = [self._found.tiers[place].store.name for place in places]
+        names = [tier.store.name for tier in self._fetched.values()]
         return {name: names.count(name) * self._block_size for name in dict.fromkeys(names)}
 
     def add(self) -> "asyncio.Future[None]":
@@ -118,7 +118,24 @@ class StoredFetch:
             logger.warning("a fetch of stored KV failed, and the rest is computed: %s", error)
         elif error is not None:
             logger.error("a fetch of stored KV failed, and the rest is computed", exc_info=error)
-        return Received(self._num_usable * self._block_size)
+        return Received(self._num_usable * self._block_size, fetched=self._fetched_blocks)
+
+    @property
+    def _fetched_blocks(self) -> FetchedBlocks:
+        """Usable blocks that came from the fastest store, by the tier of their block of the first KV group."""
+        tiers, hashes = self._stores.tiers, self._request.block_hashes
+        fetched = [hashes[index] for index, tier in self._fetched.items() if tier is tiers[0]]
+        return FetchedBlocks(fetched, is_only_store=len(tiers) == 1)
+
+    @property
+    def _fetched(self) -> dict[int, Tier]:
+        """Tiers of the usable blocks of the first KV group that were fetched, by their index in the block table.
+
+        None if no fetch began: the pool may have a longer prefix by then than the stores had at the lookup.
+        """
+        if self._own is None:
+            return {}
+        return {index: self._found.tiers[BlockPlace(index, 0)] for index in range(self._num_known, self._num_usable)}
 
     @property
     def _compute_s(self) -> float:

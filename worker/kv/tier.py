@@ -15,6 +15,7 @@ class Tier:
 
     store: KVStore
     shared_name: str = ""  # equal for all workers that share the store
+    is_memory: bool = False  # reads are copies of host memory, which do not hang
     counters: TierCounters = field(default_factory=TierCounters)
     speed: FetchSpeed = field(default_factory=FetchSpeed)
     late: "set[asyncio.Future[Any]]" = field(default_factory=set)  # running calls whose callers have given up

@@ -34,6 +34,9 @@ class Setting:
     max_model_len: int  # prompt plus output
     prefix_caching: bool
     num_drafts: int = 0  # most tokens of a draft, found in the prompt and the output; 0: no drafts
+    kv_store: str = ""  # "host": KV that the cache evicts stays in host memory; "disk": in `kv_store_directory`
+    kv_store_bytes: int = 0
+    kv_store_directory: str = ""
 
     @property
     def num_kv_tokens(self) -> int:

@@ -1,7 +1,8 @@
 """llama.cpp through its C interface, with the continuous batching of its server.
 
 A batch has the next token of every decoding sequence, then as much of the waiting prompts as fits. With prefix caching
-a request goes to the free slot with the longest common prefix, which it reuses, as in the server.
+a request goes to the free slot with the longest common prefix, which it reuses, as in the server. With a store, a saved
+state that has more of the prompt replaces the slot's; see `llama_cpp_states`.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import llama_cpp
 import numpy as np
 from driver import NewTokens, Setting, serve
+from llama_cpp_states import saved_states
 
 BATCH_TOKENS = 2048  # this and the next are the server's defaults
 MICRO_BATCH_TOKENS = 512
@@ -48,11 +50,18 @@ class LlamaCppEngine:
         self._sequences: dict[int, SlotRequest] = {}
         self._free_slots: dict[int, list[int]] = {slot: [] for slot in range(setting.max_num_seqs)}  # cached tokens
         self._keeps = setting.prefix_caching
+        self._states = saved_states(setting)
 
     def add(self, request: int, prompt: Sequence[int], num_output_tokens: int) -> None:
         """Add a request in a free slot; there is a slot for each concurrent request."""
         slot = max(self._free_slots, key=lambda slot: _num_common(self._free_slots[slot], prompt))
-        num_kept = min(_num_common(self._free_slots.pop(slot), prompt), len(prompt) - 1)  # the last gives the logits
+        num_known = _num_common(self._free_slots.pop(slot), prompt)
+        saved = [_num_common(token_ids, prompt) for token_ids in self._states.tokens()]
+        if max(saved, default=0) > num_known:
+            num_known = max(saved)
+            llama_cpp.llama_memory_seq_rm(self._memory, slot, 0, -1)
+            self._states.restore(self._context, slot, saved.index(num_known))
+        num_kept = min(num_known, len(prompt) - 1)  # the last gives the logits
         llama_cpp.llama_memory_seq_rm(self._memory, slot, num_kept, -1)
         self._sequences[slot] = SlotRequest(request, list(prompt), num_kept, num_output_tokens)
 
@@ -93,7 +102,10 @@ class LlamaCppEngine:
         sequence.num_left -= 1
         if not sequence.num_left:
             del self._sequences[slot]
-            self._free_slots[slot] = sequence.token_ids[: sequence.num_computed] if self._keeps else []
+            known = sequence.token_ids[: sequence.num_computed]
+            self._free_slots[slot] = known if self._keeps else []
+            if known not in self._states.tokens():
+                self._states.save(self._context, slot, known)
         return NewTokens(sequence.request, [token_id])
 
 

@@ -1,6 +1,6 @@
-"""vLLM's CPU backend, its engine in this process."""
+"""vLLM's CPU backend, its engine in this process. Its store is its own KV offloading (`--kv-offloading-size`)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import vllm
 from driver import NewTokens, Setting, serve
@@ -16,7 +16,8 @@ class VllmEngine:
 
     version = f"vLLM {vllm.__version__}"
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, store: Mapping[str, object] | None = None) -> None:
+        """`store`: the engine's arguments for a store; default: those of its own."""
         num_blocks = setting.num_kv_tokens // BLOCK_SIZE + setting.max_num_seqs + 2
         arguments = EngineArgs(
             model=setting.model,
@@ -29,6 +30,7 @@ class VllmEngine:
             skip_tokenizer_init=True,
             disable_log_stats=True,
             speculative_config=drafts_of(setting),
+            **(own_store(setting) if store is None else store),
         )
         self._engine = LLMEngine.from_engine_args(arguments)
 
@@ -54,6 +56,13 @@ def drafts_of(setting: Setting) -> dict[str, object] | None:
     if not setting.num_drafts:
         return None
     return {"method": "ngram", "num_speculative_tokens": setting.num_drafts, "prompt_lookup_max": LONGEST_MATCH}
+
+
+def own_store(setting: Setting) -> dict[str, object]:
+    """Return the engine's arguments for the setting's store, in host memory."""
+    if not setting.kv_store:
+        return {}
+    return {"kv_offloading_size": setting.kv_store_bytes / 2**30, "kv_offloading_backend": "native"}
 
 
 def kv_token_bytes(model: str) -> int:

@@ -7,7 +7,7 @@ import pytest
 from baton.engine.kv.block_hash import BlockHash
 from baton.engine.kv.block_manager import BlockManager
 from baton.engine.kv.origin import KVOrigin
-from baton.engine.kv.used_blocks import MAX_BLOCKS, REPEAT_S, UsedBlock, UsedBlocks
+from baton.engine.kv.used_blocks import MAX_BLOCKS, REPEAT_S, FetchedBlocks, UsedBlock, UsedBlocks
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 
@@ -101,6 +101,37 @@ def test_a_block_that_is_computed_again_is_saved_again(blocks: BlockManager) -> 
     save(blocks)
     request = compute(blocks, prompt)
     assert [each.block_hash for each in save(blocks)] == request.block_hashes
+
+
+def test_fetched_blocks_are_left_out_of_the_only_store(blocks: BlockManager) -> None:
+    assert blocks.used is not None
+    hashes = compute(blocks, list(range(10 * BLOCK_SIZE + 1))).block_hashes
+    blocks.used.note_fetched(FetchedBlocks(hashes[:4], is_only_store=True))
+    assert [each.block_hash for each in save(blocks)] == hashes[4:]
+
+
+def test_fetched_blocks_are_left_out_of_several_stores_after_a_copy(blocks: BlockManager) -> None:
+    assert blocks.used is not None
+    hashes = compute(blocks, list(range(10 * BLOCK_SIZE + 1))).block_hashes
+    blocks.used.note_fetched(FetchedBlocks(hashes, is_only_store=False))
+    assert [each.block_hash for each in save(blocks, 6)] == hashes[:6]
+    blocks.used.note(hashes, is_popular=True)
+    blocks.used.note_fetched(FetchedBlocks(hashes, is_only_store=False))
+    assert [each.block_hash for each in save(blocks)] == hashes[6:]
+
+
+def test_blocks_of_the_only_store_are_found_again_without_a_copy(blocks: BlockManager, clock: Clock) -> None:
+    """Every request of a popular prompt finds them, and the store has them."""
+    assert blocks.used is not None
+    prompt = list(range(10 * BLOCK_SIZE + 1))
+    blocks.used.note_fetched(FetchedBlocks(compute(blocks, prompt).block_hashes, is_only_store=True))
+    compute(blocks, prompt)
+    assert save(blocks) == []
+    for _ in range(2):
+        clock.now_s += REPEAT_S + 1
+        blocks.used.note_fetched(FetchedBlocks([], is_only_store=True))
+    compute(blocks, prompt)
+    assert len(save(blocks)) == 10
 
 
 def test_a_long_backlog_costs_the_engine_little() -> None:

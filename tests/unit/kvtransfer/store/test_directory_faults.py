@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.kvtransfer.store.directory import DirectoryStore
+from baton.kvtransfer.store.envelope import HEADER_BYTES
 from baton.kvtransfer.store.store import StoreUnavailable
 from tests.unit.kvtransfer.store.store_rig import (
     BLOCK_BYTES,
@@ -281,6 +282,24 @@ def test_short_reads_and_writes_continue(store: DirectoryStore, root: Path, monk
     monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:7]], at))
     write(store, 1)
     assert [read(store, 0), read(store, 1)] == [True, True]
+
+
+@pytest.mark.parametrize("part_bytes", [64, 100, 999, BLOCK_BYTES])
+def test_each_part_of_a_block_counts_and_their_order(
+    store: DirectoryStore, root: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    monkeypatch.setattr("baton.kvtransfer.store.block_files.PART_BYTES", part_bytes)
+    assert read(store, 0)
+    intact = path_of(root, 0).read_bytes()
+    for start in range(HEADER_BYTES, FILE_BYTES, part_bytes):
+        for place in {start, min(start + part_bytes, FILE_BYTES) - 1}:
+            path_of(root, 0).write_bytes(intact[:place] + bytes([intact[place] ^ 1]) + intact[place + 1 :])
+            assert not read(store, 0)
+    first, second = intact[HEADER_BYTES : HEADER_BYTES + 100], intact[HEADER_BYTES + 100 : HEADER_BYTES + 200]
+    path_of(root, 0).write_bytes(intact[:HEADER_BYTES] + second + first + intact[HEADER_BYTES + 200 :])
+    assert not read(store, 0)
+    path_of(root, 0).write_bytes(intact)
+    assert read(store, 0)
 
 
 def test_a_failing_disk_is_reported(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,37 @@ async def test_a_read_that_fails_leaves_the_prompt_to_compute(
     await rig.close()
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma3", WINDOWS),
+        ("qwen3-next", STATES),
+        ("qwen3", {"kv_shards": 2}),
+        ("qwen3", {"kv_cache_dtype": "int8"}),
+        ("qwen3", {"kv_cache_dtype": "int4"}),
+    ],
+)
+async def test_blocks_of_host_memory_and_damaged_ones_that_are_read_into_the_pool(
+    models: dict[str, Path], name: str, options: dict[str, Any], is_first: bool
+) -> None:
+    """A damaged block has reached the pool when its checksum is wrong."""
+    store, tokens, longer = await fill(models[name], **options)
+    rig = Rig(models[name], store, **options)
+    rig.tiers[0].is_memory = True
+    assert await rig.generate(PROMPT) == tokens
+    num_read = len(store.reads)
+    await rig.host.call(lambda engine: engine.blocks.cache.clear())
+    store.is_damaged_at.add(store.reads[0 if is_first else -1])
+    assert await rig.generate(LONGER) == longer
+    assert len(store.reads) == num_read + (1 if is_first else num_read)
+    await rig.host.call(lambda engine: engine.blocks.cache.clear())
+    store.is_damaged_at.clear()
+    assert await rig.generate(LONGER) == longer
+    assert rig.received[-1] >= rig.received[0] > 0
+    await rig.close()
+
+
 async def test_windows_that_are_missing_at_length_are_skipped(models: dict[str, Path]) -> None:
     """Only the first blocks have all groups, as if the others had left the pool before they were saved."""
     store, tokens, _ = await fill(models["gemma3"], **WINDOWS)

@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+from baton.engine.engine import Engine
 from baton.engine.kv.block_hash import hash_blocks
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from baton.rpc.status import NotFound
+from baton.worker.kv.stored_fetch import StoredFetch
 from baton.worker.kv.tier import Tier
 from tests.unit.worker.kv.tiers.tier_rig import BLOCK_SIZE, PROMPT, DictStore, Rig, fail
 
@@ -65,6 +68,26 @@ async def test_blocks_in_the_pool_are_not_fetched(
     await rig.close()
 
 
+async def test_a_pool_that_has_more_than_the_stores_by_then_needs_no_fetch(
+    model: Path, filled: tuple[DictStore, list[int]], hashes: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another request has computed the whole prompt since the lookup, while this one waited."""
+
+    def enter(fetch: StoredFetch, engine: Engine) -> None:
+        fetch._request.receives_kv = True
+        engine.add(fetch._request)
+
+    store, tokens = filled
+    rig = Rig(model, store)
+    assert await rig.generate(PROMPT) == tokens
+    monkeypatch.setattr(StoredFetch, "_enter", enter)
+    found = hashes[:6]
+    monkeypatch.setattr(store, "count", lambda keys: len(list(takewhile(found.__contains__, keys))))
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [160, 0]
+    await rig.close()
+
+
 async def test_a_prompt_that_is_used_again_is_not_copied_again(model: Path) -> None:
     store, rig = DictStore(), Rig(model)
     rig.tiers.append(Tier(store))
@@ -74,6 +97,34 @@ async def test_a_prompt_that_is_used_again_is_not_copied_again(model: Path) -> N
         await rig.generate(PROMPT)
     await rig.close()
     assert store.num_writes == len(store.blocks)
+
+
+async def test_a_fetched_prompt_is_not_copied_again(model: Path, filled: tuple[DictStore, list[int]]) -> None:
+    store, tokens = filled
+    num_writes, num_blocks = store.num_writes, len(store.blocks)
+    rig = Rig(model, store)
+    assert await rig.generate(PROMPT) == tokens
+    assert rig.received == [160]
+    await rig.close()
+    assert store.num_writes - num_writes == len(store.blocks) - num_blocks
+
+
+async def test_a_second_store_gets_fetched_blocks_once(model: Path, filled: tuple[DictStore, list[int]]) -> None:
+    """It may lack what the first one has; afterwards it was offered them recently."""
+    store, tokens = filled
+    disk = DictStore("disk")
+    rig = Rig(model, store, disk)
+    for _ in range(2):
+        assert await rig.generate(PROMPT) == tokens
+        await rig.saved(disk, 10)
+        async with asyncio.timeout(30):
+            while await rig.host.call(lambda engine: len(rig.stores._saver._used)):
+                await asyncio.sleep(0.01)
+        await rig.host.call(lambda engine: engine.blocks.cache.clear())
+    assert rig.received == [160, 160]
+    num_first = len(disk.blocks)
+    await rig.close()
+    assert disk.num_writes == len(disk.blocks) == num_first
 
 
 async def test_no_thread_for_a_lookup(

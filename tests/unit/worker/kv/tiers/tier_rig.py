@@ -46,6 +46,7 @@ class DictStore:
         self.num_lookups = 0
         self.hangs_at: dict[Key, threading.Event] = {}
         self.fails_at: set[Key] = set()
+        self.is_damaged_at: set[Key] = set()
         self.lookups_hang: threading.Event | None = None
         self.clear_error: Exception | None = None
         self.lookup_error: Exception | None = None
@@ -68,6 +69,9 @@ class DictStore:
             self.hangs_at[key].wait()
         if key in self.fails_at:
             raise StoreUnavailable("the disk has caught fire")
+        if key in self.is_damaged_at:
+            into[:] = b"\xff" * len(into)  # NaN, as floating-point numbers
+            return False
         block = self.blocks.get(key)
         if block is not None:
             into[:] = block
