@@ -9,7 +9,7 @@ A request for an adapter that is in no slot waits until it is loaded.
 from dataclasses import dataclass
 from math import ceil
 
-from baton.router.policy.cluster import RoutedRequest, WorkerSnapshot
+from baton.router.policy.cluster import RoutedRequest, WorkerRole, WorkerSnapshot
 from baton.router.policy.estimates import RateBook, WorkerTimes
 from baton.router.policy.targets import SLOPE, Targets
 
@@ -110,7 +110,7 @@ class CostModel:
 
     def decode_option(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> DecodeOption:
         """Return a decode worker's part of the price."""
-        return DecodeOption(decode, self._joining_s(request, decode), self._unfair_s(request, decode, book))
+        return DecodeOption(decode, self._joining_s(request, decode, book), self._unfair_s(request, decode, book))
 
     def local(self, request: RoutedRequest, option: DecodeOption) -> Price:
         """Return the price if the decode worker computes the prompt itself."""
@@ -191,10 +191,16 @@ class CostModel:
     def _harm_weight(self) -> float:
         return self.harm_weight if self.targets is None else 1.0
 
-    def _joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
-        """Return the harm of one more sequence: it slows all tokens of the running ones, and they slow its own."""
+    def _joining_s(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> float:
+        """Return the harm of one more sequence: it slows all tokens of the running ones, and they slow its own.
+
+        With targets, sequences at a colocated worker also keep prompts of others away from it, which harm no sequence
+        if none decodes there. Its prompts then disturb sequences at decode workers. The harm is therefore that of
+        decoding among all prompts.
+        """
         if self.targets is not None:
-            return self.targets.joining_s(request, decode)
+            is_shared = decode.worker.role is WorkerRole.BOTH and decode.num_decoding > 0
+            return self.targets.joining_s(request, decode, book.all_prompts_share if is_shared else 0.0)
         return 2 * decode.num_running * self.num_output_tokens * decode.rates.decode_sequence_s
 
 

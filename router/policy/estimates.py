@@ -42,7 +42,9 @@ class RateBook:
     def __init__(self, cluster: ClusterSnapshot) -> None:
         self.times: dict[str, WorkerTimes] = {}  # of the request, by incarnation; filled by the cost model
         self._cluster = cluster
+        self._roles = [worker.role for worker in cluster.workers]
         self._fair_count: float | None = None
+        self._all_prompts_share: float | None = None
         self._assumed: dict[WorkerRole, WorkerRates] = {}
         self._assumed_prefill: dict[WorkerRole, float] = {}
 
@@ -67,10 +69,20 @@ class RateBook:
     def excess(self, decode: WorkerSnapshot) -> float:
         """Return the share by which a decode worker received more recent requests than the average."""
         if self._fair_count is None:
-            roles = [worker.role for worker in self._cluster.workers]
-            num_decoders = roles.count(WorkerRole.DECODE) or roles.count(WorkerRole.BOTH)
+            num_decoders = self._roles.count(WorkerRole.DECODE) or self._roles.count(WorkerRole.BOTH)
             self._fair_count = fair_count(self._cluster.turn, num_decoders)
         return excess(decode.recent, self._cluster.turn, self._fair_count)
+
+    @property
+    def all_prompts_share(self) -> float:
+        """Share of their time that prompts would take if the workers that prefill for decode workers computed all of
+        them; 0 without decode workers.
+        """
+        if self._all_prompts_share is None:
+            num_decoders = self._roles.count(WorkerRole.DECODE)
+            total = sum(worker.prompt_share for worker in self._cluster.workers) if num_decoders else 0.0
+            self._all_prompts_share = total / max(1, len(self._roles) - num_decoders)
+        return self._all_prompts_share
 
     def assumed(self, role: WorkerRole) -> WorkerRates:
         """Return the rates assumed for a worker of this role that has reported none."""

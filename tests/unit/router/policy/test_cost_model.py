@@ -22,7 +22,7 @@ from baton.router.policy.estimates import (
     RateBook,
     ReuseShare,
 )
-from tests.unit.router.rigs.cluster_builder import cluster, prefill, request, worker
+from tests.unit.router.rigs.cluster_builder import both, cluster, prefill, request, worker
 
 MODEL = CostModel()
 
@@ -163,3 +163,10 @@ def test_the_share_of_reuse_follows_the_prompts() -> None:
     for _ in range(1000):
         reuse.note(1000, 0)
     assert reuse.value < 0.01
+
+
+def test_all_prompts_are_shared_by_the_workers_that_prefill_for_others() -> None:
+    decode, shared = replace(worker("d"), prompt_share=0.3), replace(both("b"), prompt_share=0.2)
+    assert RateBook(cluster(decode, shared)).all_prompts_share == pytest.approx(0.5)
+    assert RateBook(cluster(decode, shared, replace(prefill("p"), prompt_share=0.4))).all_prompts_share == 0.45
+    assert RateBook(cluster(shared, replace(shared, incarnation="c/1"))).all_prompts_share == 0
