@@ -103,8 +103,7 @@ class CostModel:
         used again, or come close to the targets.
         """
         worker = decode.worker
-        free_share = min(MOST_FREE_SHARE, FREE_SHARE + FREE_SHARE_FOR_REUSE * request.reuse_share)
-        if decode.room_s > 0 or worker.num_free_blocks < free_share * worker.num_blocks:
+        if decode.room_s > 0 or worker.num_free_blocks < _least_free_share(request) * worker.num_blocks:
             return True
         return self.targets is not None and self.targets.is_tight(request, decode)
 
@@ -194,14 +193,20 @@ class CostModel:
     def _joining_s(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> float:
         """Return the harm of one more sequence: it slows all tokens of the running ones, and they slow its own.
 
-        With targets, sequences at a colocated worker also keep prompts of others away from it, which harm no sequence
-        if none decodes there. Its prompts then disturb sequences at decode workers. The harm is therefore that of
-        decoding among all prompts.
+        With targets, sequences at a colocated worker also keep prompts of other workers away from it, which would harm
+        none if no sequence decoded there. So one more is priced as if all prompts were computed there, as long as the
+        decode workers have memory for it.
         """
         if self.targets is not None:
             is_shared = decode.worker.role is WorkerRole.BOTH and decode.num_decoding > 0
-            return self.targets.joining_s(request, decode, book.all_prompts_share if is_shared else 0.0)
+            prompt_share = book.all_prompts_share(_least_free_share(request)) if is_shared else 0.0
+            return self.targets.joining_s(request, decode, prompt_share)
         return 2 * decode.num_running * self.num_output_tokens * decode.rates.decode_sequence_s
+
+
+def _least_free_share(request: RoutedRequest) -> float:
+    """Return the share of free blocks below which a worker is tight."""
+    return min(MOST_FREE_SHARE, FREE_SHARE + FREE_SHARE_FOR_REUSE * request.reuse_share)
 
 
 def _compute_s(worker: WorkerTimes, num_tokens: int) -> float:

@@ -73,15 +73,20 @@ class RateBook:
             self._fair_count = fair_count(self._cluster.turn, num_decoders)
         return excess(decode.recent, self._cluster.turn, self._fair_count)
 
-    @property
-    def all_prompts_share(self) -> float:
-        """Share of their time that prompts would take if the workers that prefill for decode workers computed all of
-        them; 0 without decode workers.
+    def all_prompts_share(self, least_free_share: float) -> float:
+        """Return the share of their time that prompts would take if the workers that prefill for decode workers
+        computed all recent prompts, in equal shares.
+
+        0 if these cannot leave all sequences to decode workers: none has `least_free_share` of its blocks free.
         """
         if self._all_prompts_share is None:
-            num_decoders = self._roles.count(WorkerRole.DECODE)
-            total = sum(worker.prompt_share for worker in self._cluster.workers) if num_decoders else 0.0
-            self._all_prompts_share = total / max(1, len(self._roles) - num_decoders)
+            workers, num_decoders = self._cluster.workers, self._roles.count(WorkerRole.DECODE)
+            has_memory = num_decoders and any(
+                worker.role is WorkerRole.DECODE and worker.num_free_blocks >= least_free_share * worker.num_blocks
+                for worker in workers
+            )
+            total = sum(worker.prompt_share for worker in workers) if has_memory else 0.0
+            self._all_prompts_share = total / max(1, len(workers) - num_decoders)
         return self._all_prompts_share
 
     def assumed(self, role: WorkerRole) -> WorkerRates:

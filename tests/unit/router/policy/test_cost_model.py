@@ -166,7 +166,14 @@ def test_the_share_of_reuse_follows_the_prompts() -> None:
 
 
 def test_all_prompts_are_shared_by_the_workers_that_prefill_for_others() -> None:
-    decode, shared = replace(worker("d"), prompt_share=0.3), replace(both("b"), prompt_share=0.2)
-    assert RateBook(cluster(decode, shared)).all_prompts_share == pytest.approx(0.5)
-    assert RateBook(cluster(decode, shared, replace(prefill("p"), prompt_share=0.4))).all_prompts_share == 0.45
-    assert RateBook(cluster(shared, replace(shared, incarnation="c/1"))).all_prompts_share == 0
+    decode, shared = replace(worker("d", free=500), prompt_share=0.3), replace(both("b"), prompt_share=0.2)
+    full = replace(worker("e", free=100), prompt_share=0.1)
+    other = replace(prefill("p"), prompt_share=0.4)
+
+    def share(*workers: WorkerSnapshot) -> float:
+        return RateBook(cluster(*workers)).all_prompts_share(0.2)
+
+    assert share(decode, shared) == pytest.approx(0.5)
+    assert share(decode, full, shared, other) == pytest.approx(0.5)  # two workers would compute them
+    assert share(full, shared) == 0  # no decode worker has memory for more sequences
+    assert share(shared, other) == 0
