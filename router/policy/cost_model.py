@@ -198,9 +198,9 @@ class CostModel:
         decode workers have memory for it.
         """
         if self.targets is not None:
-            is_shared = decode.worker.role is WorkerRole.BOTH and decode.num_decoding > 0
-            prompt_share = book.all_prompts_share(_least_free_share(request)) if is_shared else 0.0
-            return self.targets.joining_s(request, decode, prompt_share)
+            if decode.worker.role is not WorkerRole.BOTH or not decode.num_decoding:
+                return self.targets.joining_s(request, decode)
+            return self.targets.joining_s(request, decode, book.all_prompts_share(_least_free_share(request)))
         return 2 * decode.num_running * self.num_output_tokens * decode.rates.decode_sequence_s
 
 

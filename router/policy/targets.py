@@ -63,7 +63,9 @@ class Targets:
 
         Prompts take at least `least_prompt_share` of the worker's time.
         """
-        left = min(_left_by_prompts(decode), 1 - min(least_prompt_share, MOST_PROMPT_SHARE))
+        left = _left_by_prompts(decode)
+        if left > 1 - least_prompt_share:
+            left = max(1 - least_prompt_share, 1 - MOST_PROMPT_SHARE)
         before, after = _token_cost(self._step_share(decode, 0) / left), _token_cost(self._step_share(decode, 1) / left)
         stay = request.expected_output_tokens / request.mean_output_tokens
         return self.ttft_s * (after + stay * decode.num_decoding * (after - before))
