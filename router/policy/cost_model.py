@@ -198,9 +198,11 @@ class CostModel:
         decode workers have memory for it.
         """
         if self.targets is not None:
-            if decode.worker.role is not WorkerRole.BOTH or not decode.num_decoding:
+            worker = decode.worker
+            if worker.role is not WorkerRole.BOTH or not decode.num_decoding:
                 return self.targets.joining_s(request, decode)
-            return self.targets.joining_s(request, decode, book.all_prompts_share(_least_free_share(request)))
+            least_prompt_share = book.all_prompts_share(worker.kv_fingerprint, _least_free_share(request))
+            return self.targets.joining_s(request, decode, least_prompt_share)
         return 2 * decode.num_running * self.num_output_tokens * decode.rates.decode_sequence_s
 
 

@@ -147,7 +147,7 @@ def _slowing(share: float, cost: float, delay: float) -> float:
 
 
 def _joined_slowing(share: float, cost: float, delay: float) -> float:
-    """Return the same, but no less than at a lower share, although a lost response would lose less."""
+    """Return the cost as `_slowing` does, but no less than at any lower share: no discount for a lost response."""
     if share + delay > LOST_SHARE and share > (least := max(DEAREST_SHARE, LOST_SHARE - delay)):
         return _token_cost(least + delay) - _token_cost(least)
     return _token_cost(share + delay) - cost
