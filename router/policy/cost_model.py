@@ -9,7 +9,7 @@ A request for an adapter that is in no slot waits until it is loaded.
 from dataclasses import dataclass
 from math import ceil
 
-from baton.router.policy.cluster import RoutedRequest, WorkerSnapshot
+from baton.router.policy.cluster import RoutedRequest, WorkerRole, WorkerSnapshot
 from baton.router.policy.estimates import RateBook, WorkerTimes
 from baton.router.policy.targets import SLOPE, Targets
 
@@ -103,14 +103,13 @@ class CostModel:
         used again, or come close to the targets.
         """
         worker = decode.worker
-        free_share = min(MOST_FREE_SHARE, FREE_SHARE + FREE_SHARE_FOR_REUSE * request.reuse_share)
-        if decode.room_s > 0 or worker.num_free_blocks < free_share * worker.num_blocks:
+        if decode.room_s > 0 or worker.num_free_blocks < _least_free_share(request) * worker.num_blocks:
             return True
         return self.targets is not None and self.targets.is_tight(request, decode)
 
     def decode_option(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> DecodeOption:
         """Return a decode worker's part of the price."""
-        return DecodeOption(decode, self._joining_s(request, decode), self._unfair_s(request, decode, book))
+        return DecodeOption(decode, self._joining_s(request, decode, book), self._unfair_s(request, decode, book))
 
     def local(self, request: RoutedRequest, option: DecodeOption) -> Price:
         """Return the price if the decode worker computes the prompt itself."""
@@ -191,11 +190,25 @@ class CostModel:
     def _harm_weight(self) -> float:
         return self.harm_weight if self.targets is None else 1.0
 
-    def _joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
-        """Return the harm of one more sequence: it slows all tokens of the running ones, and they slow its own."""
+    def _joining_s(self, request: RoutedRequest, decode: WorkerTimes, book: RateBook) -> float:
+        """Return the harm of one more sequence: it slows all tokens of the running ones, and they slow its own.
+
+        With targets, sequences at a colocated worker also keep prompts of other workers away from it, which would harm
+        none if no sequence decoded there. So one more is priced as if all prompts were computed there, as long as the
+        decode workers have memory for it.
+        """
         if self.targets is not None:
-            return self.targets.joining_s(request, decode)
+            worker = decode.worker
+            if worker.role is not WorkerRole.BOTH or not decode.num_decoding:
+                return self.targets.joining_s(request, decode)
+            least_prompt_share = book.all_prompts_share(worker.kv_fingerprint, _least_free_share(request))
+            return self.targets.joining_s(request, decode, least_prompt_share)
         return 2 * decode.num_running * self.num_output_tokens * decode.rates.decode_sequence_s
+
+
+def _least_free_share(request: RoutedRequest) -> float:
+    """Return the share of free blocks below which a worker is tight."""
+    return min(MOST_FREE_SHARE, FREE_SHARE + FREE_SHARE_FOR_REUSE * request.reuse_share)
 
 
 def _compute_s(worker: WorkerTimes, num_tokens: int) -> float:

@@ -42,7 +42,9 @@ class RateBook:
     def __init__(self, cluster: ClusterSnapshot) -> None:
         self.times: dict[str, WorkerTimes] = {}  # of the request, by incarnation; filled by the cost model
         self._cluster = cluster
+        self._roles = [worker.role for worker in cluster.workers]
         self._fair_count: float | None = None
+        self._all_prompts_shares: dict[str, float] = {}  # by KV fingerprint
         self._assumed: dict[WorkerRole, WorkerRates] = {}
         self._assumed_prefill: dict[WorkerRole, float] = {}
 
@@ -67,10 +69,36 @@ class RateBook:
     def excess(self, decode: WorkerSnapshot) -> float:
         """Return the share by which a decode worker received more recent requests than the average."""
         if self._fair_count is None:
-            roles = [worker.role for worker in self._cluster.workers]
-            num_decoders = roles.count(WorkerRole.DECODE) or roles.count(WorkerRole.BOTH)
+            num_decoders = self._roles.count(WorkerRole.DECODE) or self._roles.count(WorkerRole.BOTH)
             self._fair_count = fair_count(self._cluster.turn, num_decoders)
         return excess(decode.recent, self._cluster.turn, self._fair_count)
+
+    def all_prompts_share(self, kv_fingerprint: str, least_free_share: float) -> float:
+        """Return the share of their time that prompts would take if the workers that prefill for decode workers
+        computed all recent prompts, each for an equal share of its time. KV moves only between equal fingerprints.
+
+        0 if these cannot leave all sequences to decode workers: none has `least_free_share` of its blocks free.
+        """
+        share = self._all_prompts_shares.get(kv_fingerprint)
+        if share is None:
+            share = self._all_prompts_shares[kv_fingerprint] = (
+                self._shared_prompts(kv_fingerprint, least_free_share) if WorkerRole.DECODE in self._roles else 0.0
+            )
+        return share
+
+    def _shared_prompts(self, kv_fingerprint: str, least_free_share: float) -> float:
+        num_computed = num_possible = 0.0  # prompt tokens per second
+        has_memory, decode_role = False, WorkerRole.DECODE
+        for worker in self._cluster.workers:
+            if worker.kv_fingerprint != kv_fingerprint:
+                continue
+            rate, share = worker.prefill_tokens_per_s, worker.prompt_share
+            num_computed += rate * share if share < 1 else rate
+            if worker.role is not decode_role:
+                num_possible += rate or self.assumed_prefill_tokens_per_s(worker.role)
+            elif not has_memory:
+                has_memory = worker.num_free_blocks >= least_free_share * worker.num_blocks
+        return num_computed / num_possible if has_memory and num_possible else 0.0
 
     def assumed(self, role: WorkerRole) -> WorkerRates:
         """Return the rates assumed for a worker of this role that has reported none."""

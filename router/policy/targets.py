@@ -58,9 +58,14 @@ class Targets:
         shortest = min(request.typical_output_tokens, default=request.mean_output_tokens)
         return self._step_share(decode, num_more=1) * (1 + 1 / shortest) > TIGHT_SHARE
 
-    def joining_s(self, request: RoutedRequest, decode: WorkerTimes) -> float:
-        """Return the cost of one more sequence in a worker's steps: for its own tokens and for the others there."""
+    def joining_s(self, request: RoutedRequest, decode: WorkerTimes, least_prompt_share: float = 0.0) -> float:
+        """Return the cost of one more sequence in a worker's steps: for its own tokens and for the others there.
+
+        Prompts take at least `least_prompt_share` of the worker's time.
+        """
         left = _left_by_prompts(decode)
+        if left > 1 - least_prompt_share:
+            left = max(1 - least_prompt_share, 1 - MOST_PROMPT_SHARE)
         before, after = _token_cost(self._step_share(decode, 0) / left), _token_cost(self._step_share(decode, 1) / left)
         stay = request.expected_output_tokens / request.mean_output_tokens
         return self.ttft_s * (after + stay * decode.num_decoding * (after - before))
@@ -68,6 +73,9 @@ class Targets:
     def disturbing_s(self, request: RoutedRequest, worker: WorkerTimes, work_s: float, num_more: int) -> float:
         """Return the cost of a prompt's computation: for the sequences that decode there, `num_more` that join, and
         those that arrive meanwhile.
+
+        A prompt for another worker (`num_more` is 0) costs less among responses that are lost anyway. A prompt whose
+        response joins them does not: the slowest worker must not attract more sequences.
         """
         next_prompt = SLOPE * work_s / (request.mean_output_tokens * self.tpot_s)  # waits for this one
         # While one sequence stays, as many arrive as there are (Little, 1961), and at least one at a decode worker.
@@ -78,13 +86,14 @@ class Targets:
         share, step_s = step_share / _left_by_prompts(worker), self.tpot_s * step_share
         lengths = request.typical_output_tokens or (request.mean_output_tokens,)
         cost, delays = _token_cost(share), work_s / self.tpot_s
+        slowing = _joined_slowing if num_more else _slowing
         total = sum(lengths)
         disturbed = 0.0
         if worker.num_decoding:
-            there = sum(length * _slowing(share, cost, delays / length) for length in lengths)
+            there = sum(length * slowing(share, cost, delays / length) for length in lengths)
             disturbed = worker.num_decoding * there / total
-        if step_s > 0:  # requests that will arrive do so on average halfway
-            comes = sum(_slowing(share, cost, delays / 2 / length) for length in lengths)
+        if step_s > 0:  # for those that arrive, on average halfway
+            comes = sum(slowing(share, cost, delays / 2 / length) for length in lengths)
             disturbed += num_staying * work_s * comes / (total * step_s)
         return self.ttft_s * (disturbed + next_prompt)
 
@@ -133,11 +142,12 @@ def _token_cost(share: float) -> float:
 
 
 def _slowing(share: float, cost: float, delay: float) -> float:
-    """Return the cost of `delay`, a share of the target, per token of a response at `share`, which is its `cost`.
+    """Return the cost of `delay`, a share of the target, per token of a response at `share`, which is its `cost`."""
+    return _token_cost(share + delay) - cost
 
-    It never decreases with the share. A lost response would lose less, but the slowest worker must not attract more
-    work for that.
-    """
+
+def _joined_slowing(share: float, cost: float, delay: float) -> float:
+    """Return the cost as `_slowing` does, but no less than at any lower share: no discount for a lost response."""
     if share + delay > LOST_SHARE and share > (least := max(DEAREST_SHARE, LOST_SHARE - delay)):
         return _token_cost(least + delay) - _token_cost(least)
     return _token_cost(share + delay) - cost

@@ -22,7 +22,7 @@ from baton.router.policy.estimates import (
     RateBook,
     ReuseShare,
 )
-from tests.unit.router.rigs.cluster_builder import cluster, prefill, request, worker
+from tests.unit.router.rigs.cluster_builder import both, cluster, prefill, request, worker
 
 MODEL = CostModel()
 
@@ -163,3 +163,40 @@ def test_the_share_of_reuse_follows_the_prompts() -> None:
     for _ in range(1000):
         reuse.note(1000, 0)
     assert reuse.value < 0.01
+
+
+def all_prompts_share(*workers: WorkerSnapshot, fingerprint: str = "f") -> float:
+    return RateBook(cluster(*workers)).all_prompts_share(fingerprint, 0.2)
+
+
+def test_all_prompts_are_shared_by_the_workers_that_prefill_for_others() -> None:
+    decode, shared = replace(worker("d", free=500), prompt_share=0.3), replace(both("b"), prompt_share=0.2)
+    full = replace(worker("e", free=100), prompt_share=0.1)
+    other = replace(prefill("p"), prompt_share=0.4)
+    assert all_prompts_share(decode, shared) == pytest.approx(0.5)
+    assert all_prompts_share(decode, full, shared, other) == pytest.approx(0.5)  # two workers would compute them
+    assert all_prompts_share(full, shared) == 0  # no decode worker has memory for more sequences
+    assert all_prompts_share(shared, other) == 0
+    assert all_prompts_share(decode) == 0
+    assert all_prompts_share(replace(decode, prompt_share=40.0), shared) == pytest.approx(1.2)  # all of its time
+
+
+def test_a_slow_worker_s_prompts_take_less_time_at_a_fast_one() -> None:
+    slow, fast = replace(worker("d", rate=1000.0), prompt_share=0.5), replace(both("b"), prompt_share=0.2)
+    assert all_prompts_share(slow, fast) == pytest.approx(0.2 + 0.05)
+    assert all_prompts_share(slow, fast, prefill("p", rate=2500.0)) == pytest.approx(0.2)
+    silent = both("s", rate=0.0)  # assumed to be as fast as the other
+    assert all_prompts_share(slow, fast, silent) == pytest.approx(0.125)
+
+
+def test_prompts_are_shared_among_workers_with_equal_kv() -> None:
+    """Workers of another version cannot compute them, nor take their sequences."""
+    decode, shared = replace(worker("d"), prompt_share=0.3), replace(both("b"), prompt_share=0.2)
+    others = (
+        replace(worker("d2", free=100, fingerprint="g"), prompt_share=0.8),
+        replace(both("b2", fingerprint="g"), prompt_share=0.1),
+    )
+    assert all_prompts_share(decode, shared, *others) == pytest.approx(0.5)
+    assert all_prompts_share(decode, shared, *others, fingerprint="g") == 0
+    book = RateBook(cluster(decode, shared, *others))
+    assert [book.all_prompts_share(fingerprint, 0.2) for fingerprint in "gf"] == [0, pytest.approx(0.5)]

@@ -84,6 +84,19 @@ def test_colocated_workers_decode_while_their_prompts_leave_room() -> None:
     assert names(COST(request(2000), cluster(decode, idle))) == ("d", "b", None)  # nothing is promised
 
 
+def test_colocated_workers_leave_sequences_to_decode_workers_that_compute_their_prompts() -> None:
+    """The colocated worker has fewer sequences. Without them it would compute the prompts of both workers."""
+    promised = make_policy("cost", None, Targets(ttft_s=1.0, tpot_s=0.02))
+    decode, shared = (
+        replace(worker("d", requests=4), prompt_share=0.3),
+        replace(both("b", requests=1), prompt_share=0.3),
+    )
+    assert names(promised(request(2000), cluster(decode, shared))) == ("d", "b", None)
+    assert names(promised(request(2000), cluster(replace(decode, prompt_share=0.0), both("b", requests=1))))[0] == "b"
+    free = replace(shared, num_requests=0)  # has computed all prompts that it can attract
+    assert names(promised(request(2000), cluster(replace(decode, num_requests=50), free)))[0] == "b"
+
+
 def test_colocated_workers_decode_if_the_kv_of_decode_workers_is_nearly_full() -> None:
     nearly, fresh = worker("d", requests=20, free=90), replace(request(100), reuse_share=0.0)
     assert names(COST(fresh, cluster(nearly, both("b", requests=3, queued=4000))))[0] == "b"

@@ -53,6 +53,15 @@ def test_one_more_sequence_costs_its_own_and_all_others_tokens() -> None:
     assert TARGETS.joining_s(ASKED, times(worker("d", requests=11))) == pytest.approx(expected)
 
 
+def test_sequences_at_a_colocated_worker_decode_among_all_prompts() -> None:
+    """They keep other workers' prompts away, so its own prompts alone would make it look free."""
+    least = TARGETS.joining_s(ASKED, times(both("b", requests=11)), 0.5)
+    assert least == pytest.approx(TARGETS.joining_s(ASKED, times(replace(both("b", requests=11), prompt_share=0.5))))
+    assert TARGETS.joining_s(ASKED, times(replace(both("b", requests=11), prompt_share=0.6)), 0.5) > least
+    most = TARGETS.joining_s(ASKED, times(both("b", requests=11)), 2.0)
+    assert most == pytest.approx(TARGETS.joining_s(ASKED, times(replace(both("b", requests=11), prompt_share=2.0))))
+
+
 def test_a_short_request_slows_others_for_a_short_time() -> None:
     short = replace(ASKED, num_final_tokens=1010)
     expected = cost(0.555) + 11 * 0.1 * (cost(0.555) - cost(0.55))
@@ -140,11 +149,19 @@ def test_the_busiest_worker_never_becomes_the_cheapest() -> None:
             asked = replace(ASKED, typical_output_tokens=typical)
             costs = [
                 TARGETS.disturbing_s(
-                    asked, times(replace(worker("d", requests=30), prompt_share=share / 100)), work_s, 0
+                    asked, times(replace(worker("d", requests=30), prompt_share=share / 100)), work_s, 1
                 )
                 for share in range(0, 100, 5)
             ]
             assert all(after > before - 1e-9 for before, after in pairwise(costs))
+
+
+def test_prompts_for_others_cost_less_among_lost_responses() -> None:
+    """No sequence follows such a prompt, and the responses there are too slow with it or without."""
+    near, lost = times(worker("d", requests=91)), times(replace(worker("d", requests=91), prompt_share=0.5))
+    assert TARGETS.token_share(near, 0) < 1 < LOST_SHARE < TARGETS.token_share(lost, 0)
+    assert TARGETS.disturbing_s(ASKED, lost, 0.1, 0) < TARGETS.disturbing_s(ASKED, near, 0.1, 0) / 2
+    assert TARGETS.disturbing_s(ASKED, lost, 0.1, 1) > TARGETS.disturbing_s(ASKED, near, 0.1, 1)
 
 
 def test_the_cost_of_late_tokens_is_bounded() -> None:
