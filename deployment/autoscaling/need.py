@@ -28,6 +28,7 @@ class Need:
     model: PoolModel | None = None  # None: unknown, the sizes are the current ones
     factor: float = 1.0  # correction of the model by measured latencies
     prompt_token_s: float = 0.0  # prompt tokens times seconds until the first token, if the pool has `least` replicas
+    held: int = 0  # smallest size with places for the running and waiting sequences
 
     @classmethod
     def unknown(cls, size: int, fault: str, factor: float) -> "Need":
@@ -36,8 +37,9 @@ class Need:
 
     def within(self, least: int, most: int) -> "Need":
         """Return the need clamped to the limits."""
-        lowest, sure, keep = (max(least, min(size, most)) for size in (self.least, self.sure, self.keep))
-        return replace(self, least=lowest, sure=sure, keep=keep)
+        sizes = (self.least, self.sure, self.keep, self.held)
+        lowest, sure, keep, held = (max(least, min(size, most)) for size in sizes)
+        return replace(self, least=lowest, sure=sure, keep=keep, held=held)
 
 
 def prefill_need(
@@ -52,7 +54,7 @@ def prefill_need(
         done_per_s=1.0,  # seconds of work per second
     )
     start_s = known(prefill.pool.start_s, settings.start_s)
-    chance = load_chance(traffic, model.service, model.share)
+    chance = load_chance(traffic, model.service)
     queue_need = backlog.need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     sure_queue = backlog.lowered(chance).need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
@@ -85,10 +87,10 @@ def decode_need(
     queue_need = backlog.need(decode.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     sure_queue = backlog.lowered(chance).need(decode.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
-    keep = max(need.keep, ceil((decode.num_running + decode.num_waiting) / model.places))
+    held = ceil((decode.num_running + decode.num_waiting) / model.places)
     tpot_s = model.predicted_s(need.least, traffic.requests_per_s)
     why = need.why or f"with {need.least} the TPOT quantile is {tpot_s:.3g} s, {model.places} sequences fit on each"
-    return replace(need, keep=keep, why=why, factor=factor)
+    return replace(need, keep=max(need.keep, held), held=held, why=why, factor=factor)
 
 
 def full_pool_rate(traffic: Traffic, decode: DecodeSnapshot, settings: ScalingSettings) -> float:
@@ -118,16 +120,25 @@ def _need(
     sure = smallest_size(model, rate * (1 - chance), 1, by_rate)
     keep = smallest_size(model, rate * (1 + hypot(chance, margin)), by_rate, most)  # independent, so squares add up
     why = "the queue left after a replica start has to be cleared" if queue_need > by_rate else ""
-    return Need(max(queue_need, by_rate), max(sure_queue, sure), max(queue_need, keep), sure_queue, why, chance, model)
+    return Need(
+        least=max(queue_need, by_rate),
+        sure=max(sure_queue, sure),
+        keep=max(queue_need, keep),
+        queue=sure_queue,
+        why=why,
+        chance=chance,
+        model=model,
+    )
 
 
-def load_chance(traffic: Traffic, amounts: Moments, share: float = 1.0) -> float:
-    """Return the relative error of a measured load by chance, at most 1; `share` is the pool's part of the requests.
+def load_chance(traffic: Traffic, amounts: Moments) -> float:
+    """Return the relative error of a measured load by chance, at most 1.
 
     The work that arrives in a window is a random sum: for N requests on average, its relative variance is
-    (ca2 + cs2) / N (Feller, An Introduction to Probability Theory, 1968).
+    (ca2 + cs2) / N (Feller, An Introduction to Probability Theory, 1968). A pool's part of the load is as certain as
+    the whole, because it is planned from all requests.
     """
-    num_requests = share * traffic.requests_per_s * traffic.window_s
+    num_requests = traffic.requests_per_s * traffic.window_s
     if num_requests <= 0:
         return 1.0
     return min(1.0, CHANCE_DEVIATIONS * sqrt((traffic.arrival_cv2 + amounts.cv2) / num_requests))

@@ -58,7 +58,8 @@ def plan_pools(
     present = replace(state.grants, sizes=watch.granted)
     sizes = _present_sizes(state, present, budget)
     state, load = _with_load(snapshot, state, faults)
-    model = _model(load, snapshot.traffic, state, faults, settings, believed)
+    wanted = sizes.map(lambda size: size.wanted)
+    model = _model(load, snapshot.traffic, state, faults, settings, believed, wanted)
     needs = _needs(load, snapshot.traffic, state, faults, sizes, settings, budget, model)
     has_jumped = state.history.has_jumped(now_s, snapshot.traffic)
     sizes, band = followed(sizes, needs, present, believed, snapshot, load.traffic.window_s, settings, has_jumped)
@@ -142,10 +143,11 @@ def _model(
     faults: ByPool[str | None],
     settings: ScalingSettings,
     budget: Budget,
+    wanted: ByPool[int],
 ) -> PoolsModel | None:
     """Return the model for the best share of local prompts; None if a pool's measurements are invalid.
 
-    `recent`: the traffic of the last window, in which the local prompts were measured.
+    `recent`: the traffic of the last window, in which the local prompts were measured. `wanted`: the present sizes.
     """
     if any(faults.both()):
         return None
@@ -156,6 +158,7 @@ def _model(
         state.local_limit.most(recent),
         snapshot.traffic.requests_per_s,
         budget,
+        wanted,
     )
 
 

@@ -3,8 +3,9 @@
 The router lets a decode worker compute a prompt where its first token comes sooner that way. So a deployment with few
 prefill workers computes most prompts at decode workers, and needs fewer GPUs if time per output token leaves room for
 them. The planner chooses the share for which both pools together need the fewest GPUs; with these sizes, the router's
-prices lead to about that share. Since the router may have reasons of its own for handing prompts over, the share grows
-from the measured one in steps.
+prices lead to about that share. Growing costs a start, so GPUs that a share would add to the present sizes count
+twice; otherwise pools would grow in turn for shares that need the same GPUs. Since the router may have reasons of its
+own for handing prompts over, the share grows from the measured one in steps.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from baton.deployment.autoscaling.snapshot import Traffic
 SHARES = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)  # of the requests, that are tried
 NUM_HALVINGS = 7  # of the search for the goodput
 RECOVERY_S = 14400.0  # in which the limit of the share rises from 0 to 1
+SHOWN_S = 300.0  # time constant with which a measured share counts as shown
 CLEARLY_MORE = 1.1  # ratio, below which the present share stays
 
 
@@ -29,25 +31,26 @@ class Worth:
     model: PoolsModel
     requests_per_s: float
     sizes: ByPool[int]
-    num_gpus: int
+    cost: int  # GPUs, of which those count twice by which the pools would have to grow
     goodput: float  # requests per second; infinite if the budget is enough for all
 
     @classmethod
-    def of(cls, model: PoolsModel, requests_per_s: float, budget: Budget) -> "Worth":
-        """Judge a model for a rate, within a budget."""
+    def of(cls, model: PoolsModel, requests_per_s: float, budget: Budget, wanted: ByPool[int]) -> "Worth":
+        """Judge a model for a rate, within a budget. `wanted`: the present sizes."""
         sizes = model.sizes(requests_per_s, budget)
         num_gpus = budget.cost(sizes)
+        cost = num_gpus + budget.cost(sizes.zip(wanted).map(max)) - budget.cost(wanted)
         goodput = inf
         if num_gpus > budget.gpus or not model.holds(sizes, requests_per_s):
             goodput = _goodput(model, requests_per_s, budget)
-        return cls(model, requests_per_s, sizes, num_gpus, goodput)
+        return cls(model, requests_per_s, sizes, cost, goodput)
 
     def exceeds(self, other: "Worth") -> bool:
         """Whether this one is clearly better."""
         if self.goodput != other.goodput:
             return self.goodput > CLEARLY_MORE * other.goodput
-        if self.num_gpus != other.num_gpus or self.goodput < inf:
-            return CLEARLY_MORE * self.num_gpus <= other.num_gpus
+        if self.cost != other.cost or self.goodput < inf:
+            return CLEARLY_MORE * self.cost <= other.cost
         return CLEARLY_MORE * self.strain() < other.strain()
 
     def strain(self) -> float:
@@ -66,37 +69,47 @@ def measured_share(traffic: Traffic) -> float:
 class LocalLimit:
     """Largest share to try: the planned share grows from the measured one, since the router has its own reasons.
 
+    The measured share falls when prefill grows, because its workers then have time. So a larger share that the router
+    has shown before, with a smaller pool, counts too; otherwise the pool would not shrink again.
+
     If the first token is late although the pools have the planned sizes, the router does not follow the plan: then no
     more than the measured share is planned, and the limit rises slowly from there.
     """
 
     limit: float = 1.0
+    shown: float = 0.0  # largest share that was measured for minutes
 
     def after(self, measured: float, is_late: bool, dt_s: float) -> "LocalLimit":
         """Return the limit after a snapshot, `dt_s` after the last one."""
         if is_late:
-            return LocalLimit(min(self.limit, measured))
-        return LocalLimit(min(1.0, self.limit + dt_s / RECOVERY_S))
+            return LocalLimit(min(self.limit, measured), min(self.shown, measured))
+        risen = self.shown + (measured - self.shown) * min(1.0, dt_s / SHOWN_S)
+        return LocalLimit(min(1.0, self.limit + dt_s / RECOVERY_S), max(self.shown, risen))
 
     def most(self, traffic: Traffic) -> float:
         """Return the largest share to try."""
         if traffic.remote_tokens is None:
             return 0.0
-        return min(self.limit, 2 * measured_share(traffic) + 0.1)
+        return min(self.limit, 2 * max(self.shown, measured_share(traffic)) + 0.1)
 
 
 def best_model(
-    make: Callable[[float], PoolsModel], present: float, most: float, requests_per_s: float, budget: Budget
+    make: Callable[[float], PoolsModel],
+    present: float,
+    most: float,
+    requests_per_s: float,
+    budget: Budget,
+    wanted: ByPool[int],
 ) -> PoolsModel:
-    """Return the model of the best share: that of the fewest GPUs or, beyond the budget, of the most goodput.
+    """Return the model of the best share: that of the lowest cost or, beyond the budget, of the most goodput.
 
     `make` makes the model of a share, up to `most`. The `present` one, chosen before, stays unless another is clearly
-    better.
+    better. `wanted`: the present sizes.
     """
-    best = Worth.of(make(min(present, most)), requests_per_s, budget)
+    best = Worth.of(make(min(present, most)), requests_per_s, budget, wanted)
     for share in SHARES:
         if share <= most:
-            worth = Worth.of(make(share), requests_per_s, budget)
+            worth = Worth.of(make(share), requests_per_s, budget, wanted)
             if worth.exceeds(best):
                 best = worth
     return best.model
