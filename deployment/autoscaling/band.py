@@ -9,18 +9,13 @@ from baton.deployment.autoscaling.settings import ScalingSettings
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Acceptable sizes: a pool smaller than `least` grows, one larger than `most` shrinks, after the delays.
-
-    `most` has a margin. A pool that has been larger than `enough` for `turn_s` shrinks to that: a load that has been
-    steady for so long needs no margin.
-    """
+    """Acceptable sizes: a pool smaller than `least` grows, one larger than `most` shrinks, after the delays."""
 
     least: int
     most: int
     shrink_delay_s: float
     grow_delay_s: float
     is_pressed: bool = False  # the other pool needs the GPUs
-    enough: int | None = None  # without a margin; None: unknown
 
 
 def bands(

@@ -46,8 +46,7 @@ def _pending(before: SizeState, size: SizeState, need: Need, band: Band, now_s: 
     if size.wanted != before.wanted:
         return ""  # its delays begin with the next snapshot
     if need.least < size.wanted:
-        since_s = now_s if size.spare is None else size.spare.since_s
-        return f", {need.least} needed and {size.wanted - need.least} kept as a margin for {now_s - since_s:.0f} s"
+        return f", {need.least} needed and {size.wanted - need.least} kept as a margin"
     if need.least > size.wanted:
         held = "it shrank too recently" if band.least > size.wanted else "there are not enough GPUs for both pools"
         return f", {need.least} needed, but {held}"

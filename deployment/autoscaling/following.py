@@ -1,7 +1,5 @@
 """Sizes that follow the needs, within the budget and rarely in the other direction."""
 
-from dataclasses import replace
-
 from baton.deployment.autoscaling.band import Band, bands, sharing, unhurried
 from baton.deployment.autoscaling.budget import Budget
 from baton.deployment.autoscaling.by_pool import ByPool
@@ -61,11 +59,10 @@ def _bands(
 ) -> ByPool[Band]:
     """Return the bands of pools that may change direction."""
     band = bands(least, needs.map(lambda need: need.keep), wanted, budget, settings)
-    shared = ByPool(
+    return ByPool(
         sharing(band.prefill, needs.prefill.least, wanted.prefill, lasting_s),
         sharing(band.decode, needs.decode.least, wanted.decode, lasting_s),
     )
-    return shared.zip(needs).map(lambda pair: replace(pair[0], enough=max(pair[1].least, pair[1].held)))
 
 
 def _sure_bands(

@@ -2,8 +2,7 @@
 
 A pool grows only if every snapshot during a delay asked for more, to the smallest size that any of them asked for. It
 shrinks only if every snapshot during a longer delay asked for less, to the largest such size (like the stabilization
-windows of Kubernetes' horizontal pod autoscaler). During that delay a smaller pool must hold the load with a margin;
-without one it must hold the load during `turn_s`. With a fluctuating load this still oscillates at the period of the
+windows of Kubernetes' horizontal pod autoscaler). With a fluctuating load this still oscillates at the period of the
 delays. So a pool changes direction at most once in `turn_s`; earlier only for changes that are not chance
 (`split.sure_split`, `band.unhurried`). Only granted sizes count as a change of direction, not sizes that were merely
 wanted.
@@ -35,13 +34,12 @@ class SizeState:
     wanted: int
     above: Streak | None = None
     below: Streak | None = None
-    spare: Streak | None = None  # towards the size that is enough without a margin
     has_grown: bool | None = None  # direction of the last change of the granted size; None: no change yet
     turned_s: float | None = None  # when that direction last changed
 
     def without_streaks(self) -> "SizeState":
         """Return the state after a gap without snapshots."""
-        return replace(self, above=None, below=None, spare=None)
+        return replace(self, above=None, below=None)
 
     def after(self, band: Band, sure: Band, now_s: float, settings: ScalingSettings) -> "SizeState":
         """Return the state after one more snapshot."""
@@ -49,17 +47,13 @@ class SizeState:
         grow = band if may_turn or self.has_grown is not False else sure
         above = _streak(self.above, now_s, grow.least, min) if grow.least > self.wanted else None
         below = _streak(self.below, now_s, band.most, max) if band.most < self.wanted else None
-        spare = None
-        if band.enough is not None and band.enough < self.wanted:
-            spare = _streak(self.spare, now_s, band.enough, max)
+        unchanged = replace(self, above=above, below=below)
         if above is not None and above.lasted(now_s, grow.grow_delay_s):
-            return replace(self, wanted=above.size).without_streaks()
-        may_shrink = may_turn or self.has_grown is not True
-        if below is not None and below.lasted(now_s, band.shrink_delay_s) and (may_shrink or sure.is_pressed):
-            return replace(self, wanted=min(self.wanted, below.size)).without_streaks()
-        if spare is not None and spare.lasted(now_s, settings.turn_s) and may_shrink:
-            return replace(self, wanted=min(self.wanted, spare.size)).without_streaks()
-        return replace(self, above=above, below=below, spare=spare)
+            return replace(self, wanted=above.size, above=None, below=None)
+        if below is not None and below.lasted(now_s, band.shrink_delay_s):
+            may_shrink = may_turn or self.has_grown is not True or sure.is_pressed
+            return replace(self, wanted=below.size, above=None, below=None) if may_shrink else unchanged
+        return unchanged
 
     def lowered(self, size: int) -> "SizeState":
         """Return the state with at most this size wanted, for replicas that failed to start or were never granted.
@@ -70,7 +64,7 @@ class SizeState:
 
     def raised(self, size: int) -> "SizeState":
         """Return the state with at least this size wanted, without a delay."""
-        return replace(self, wanted=size, below=None, spare=None) if size > self.wanted else self
+        return replace(self, wanted=size, below=None) if size > self.wanted else self
 
     def may_turn(self, now_s: float, turn_s: float) -> bool:
         """Whether the last change of direction is at least `turn_s` ago."""

@@ -28,7 +28,6 @@ class Need:
     model: PoolModel | None = None  # None: unknown, the sizes are the current ones
     factor: float = 1.0  # correction of the model by measured latencies
     prompt_token_s: float = 0.0  # prompt tokens times seconds until the first token, if the pool has `least` replicas
-    held: int = 0  # smallest size with places for the running and waiting sequences
 
     @classmethod
     def unknown(cls, size: int, fault: str, factor: float) -> "Need":
@@ -37,9 +36,8 @@ class Need:
 
     def within(self, least: int, most: int) -> "Need":
         """Return the need clamped to the limits."""
-        sizes = (self.least, self.sure, self.keep, self.held)
-        lowest, sure, keep, held = (max(least, min(size, most)) for size in sizes)
-        return replace(self, least=lowest, sure=sure, keep=keep, held=held)
+        lowest, sure, keep = (max(least, min(size, most)) for size in (self.least, self.sure, self.keep))
+        return replace(self, least=lowest, sure=sure, keep=keep)
 
 
 def prefill_need(
@@ -87,10 +85,10 @@ def decode_need(
     queue_need = backlog.need(decode.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     sure_queue = backlog.lowered(chance).need(decode.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
-    held = ceil((decode.num_running + decode.num_waiting) / model.places)
+    keep = max(need.keep, ceil((decode.num_running + decode.num_waiting) / model.places))
     tpot_s = model.predicted_s(need.least, traffic.requests_per_s)
     why = need.why or f"with {need.least} the TPOT quantile is {tpot_s:.3g} s, {model.places} sequences fit on each"
-    return replace(need, keep=max(need.keep, held), held=held, why=why, factor=factor)
+    return replace(need, keep=keep, why=why, factor=factor)
 
 
 def full_pool_rate(traffic: Traffic, decode: DecodeSnapshot, settings: ScalingSettings) -> float:
@@ -120,15 +118,7 @@ def _need(
     sure = smallest_size(model, rate * (1 - chance), 1, by_rate)
     keep = smallest_size(model, rate * (1 + hypot(chance, margin)), by_rate, most)  # independent, so squares add up
     why = "the queue left after a replica start has to be cleared" if queue_need > by_rate else ""
-    return Need(
-        least=max(queue_need, by_rate),
-        sure=max(sure_queue, sure),
-        keep=max(queue_need, keep),
-        queue=sure_queue,
-        why=why,
-        chance=chance,
-        model=model,
-    )
+    return Need(max(queue_need, by_rate), max(sure_queue, sure), max(queue_need, keep), sure_queue, why, chance, model)
 
 
 def load_chance(traffic: Traffic, amounts: Moments) -> float:

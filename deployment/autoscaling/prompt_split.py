@@ -20,7 +20,6 @@ from baton.deployment.autoscaling.snapshot import Traffic
 SHARES = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)  # of the requests, that are tried
 NUM_HALVINGS = 7  # of the search for the goodput
 RECOVERY_S = 14400.0  # in which the limit of the share rises from 0 to 1
-SHOWN_S = 300.0  # time constant with which a measured share counts as shown
 CLEARLY_MORE = 1.1  # ratio, below which the present share stays
 
 
@@ -69,28 +68,23 @@ def measured_share(traffic: Traffic) -> float:
 class LocalLimit:
     """Largest share to try: the planned share grows from the measured one, since the router has its own reasons.
 
-    The measured share falls when prefill grows, because its workers then have time. So a larger share that the router
-    has shown before, with a smaller pool, counts too; otherwise the pool would not shrink again.
-
     If the first token is late although the pools have the planned sizes, the router does not follow the plan: then no
     more than the measured share is planned, and the limit rises slowly from there.
     """
 
     limit: float = 1.0
-    shown: float = 0.0  # largest share that was measured for minutes
 
     def after(self, measured: float, is_late: bool, dt_s: float) -> "LocalLimit":
         """Return the limit after a snapshot, `dt_s` after the last one."""
         if is_late:
-            return LocalLimit(min(self.limit, measured), min(self.shown, measured))
-        risen = self.shown + (measured - self.shown) * min(1.0, dt_s / SHOWN_S)
-        return LocalLimit(min(1.0, self.limit + dt_s / RECOVERY_S), max(self.shown, risen))
+            return LocalLimit(min(self.limit, measured))
+        return LocalLimit(min(1.0, self.limit + dt_s / RECOVERY_S))
 
     def most(self, traffic: Traffic) -> float:
         """Return the largest share to try."""
         if traffic.remote_tokens is None:
             return 0.0
-        return min(self.limit, 2 * max(self.shown, measured_share(traffic)) + 0.1)
+        return min(self.limit, 2 * measured_share(traffic) + 0.1)
 
 
 def best_model(

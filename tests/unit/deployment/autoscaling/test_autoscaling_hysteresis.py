@@ -61,33 +61,6 @@ def test_a_pool_stays_between_its_need_and_its_need_with_margin() -> None:
     assert plan_for(SizeState(3), 0, 4 * DOWN_S, 2, 3).wanted == 3
 
 
-def with_enough(state: SizeState, from_s: float, until_s: float, enough: int) -> SizeState:
-    """Plan for a load that a pool of this size holds, but not with a margin."""
-    for second in range(int(from_s), int(until_s) + 1):
-        state = state.after(replace(band(1, 5), enough=enough), band(1, 5), float(second), SETTINGS)
-    return state
-
-
-def test_a_margin_is_kept_for_a_while() -> None:
-    state = with_enough(SizeState(5), 0, 100, 2)
-    state = with_enough(state, 101, 101, 3)
-    state = with_enough(state, 102, TURN_S - 1, 1)
-    assert state.wanted == 5
-    assert with_enough(state, TURN_S, TURN_S, 1).wanted == 3  # the most that was needed meanwhile
-
-
-def test_a_margin_stays_if_it_was_needed_meanwhile() -> None:
-    state = with_enough(SizeState(3), 0, TURN_S - 1, 2)
-    state = with_enough(state, TURN_S, TURN_S, 3)
-    assert with_enough(state, TURN_S + 1, 2 * TURN_S, 2).wanted == 3
-
-
-def test_a_pool_that_has_turned_keeps_its_margin_for_as_long() -> None:
-    state = with_enough(replace(SizeState(3), has_grown=True, turned_s=100.0), 0, TURN_S + 99, 2)
-    assert state.wanted == 3
-    assert with_enough(state, TURN_S + 100, TURN_S + 100, 2).wanted == 2
-
-
 def grown_and_shrunk() -> SizeState:
     """Grow, then shrink from 3 to 2 after 300 s: a turn."""
     state = plan_for(replace(SizeState(3), has_grown=True), 0, DOWN_S, 1, 2)

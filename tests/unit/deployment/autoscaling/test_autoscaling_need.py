@@ -59,10 +59,3 @@ def test_a_part_of_the_load_is_as_certain_as_the_whole() -> None:
     models = [PoolsModel.of(seen, SETTINGS, factors, share).prefill for share in (0.0, 0.6, 0.95)]
     chances = [prefill_need(seen, SETTINGS, 1.0, 100, model).chance for model in models]
     assert chances == [pytest.approx(2 * math.sqrt(2 / 480))] * 3
-
-
-def test_running_sequences_hold_a_pool() -> None:
-    running = decode(pool(4), num_running=100, num_waiting=23)
-    found = decode_need(snapshot(load=traffic(1.0), decode=running), SETTINGS, 1.0, 15, 0.0).within(1, 15)
-    assert found.least == 1
-    assert found.held == found.keep == 3  # of 41 each

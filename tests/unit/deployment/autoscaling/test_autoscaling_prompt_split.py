@@ -134,21 +134,6 @@ def test_the_measured_share_is_that_of_the_tokens() -> None:
     assert LocalLimit().most(traffic(9.0)) == 0.0
 
 
-def test_a_share_that_was_measured_for_minutes_counts_later() -> None:
-    """With more prefill workers hardly any prompt is left to decode workers, which is no reason to keep them."""
-    alone, idle = shared_out(9.0, 0.6), shared_out(9.0, 0.97)
-    limit = LocalLimit()
-    for _ in range(5):
-        limit = limit.after(measured_share(alone), is_late=False, dt_s=1.0)
-    assert limit.most(idle) < 0.2, "seconds are not enough"
-    for _ in range(600):
-        limit = limit.after(measured_share(alone), is_late=False, dt_s=1.0)
-    for _ in range(600):
-        limit = limit.after(measured_share(idle), is_late=False, dt_s=1.0)
-    assert limit.most(idle) == pytest.approx(2 * 0.4 + 0.1, abs=0.2)
-    assert limit.after(measured_share(idle), is_late=True, dt_s=1.0).most(idle) == pytest.approx(0.03)
-
-
 def test_late_first_tokens_limit_the_share_to_the_measured_one_for_hours() -> None:
     load = shared_out(9.0, 0.75)
     limit = LocalLimit().after(0.25, is_late=True, dt_s=1.0)
@@ -156,7 +141,7 @@ def test_late_first_tokens_limit_the_share_to_the_measured_one_for_hours() -> No
     for _ in range(3600):
         limit = limit.after(0.25, is_late=False, dt_s=1.0)
     assert limit.most(load) == pytest.approx(0.25 + 3600 / RECOVERY_S)
-    assert limit.after(0.25, is_late=False, dt_s=RECOVERY_S).limit == 1.0
+    assert limit.after(0.25, is_late=False, dt_s=RECOVERY_S) == LocalLimit()
 
 
 def test_prefill_grows_if_the_router_hands_over_more_than_planned() -> None:
