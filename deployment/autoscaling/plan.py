@@ -58,8 +58,7 @@ def plan_pools(
     present = replace(state.grants, sizes=watch.granted)
     sizes = _present_sizes(state, present, budget)
     state, load = _with_load(snapshot, state, faults)
-    wanted = sizes.map(lambda size: size.wanted)
-    model = _model(load, snapshot.traffic, state, faults, settings, believed, wanted)
+    model = _model(load, snapshot.traffic, state, faults, settings, believed)
     needs = _needs(load, snapshot.traffic, state, faults, sizes, settings, budget, model)
     has_jumped = state.history.has_jumped(now_s, snapshot.traffic)
     sizes, band = followed(sizes, needs, present, believed, snapshot, load.traffic.window_s, settings, has_jumped)
@@ -143,11 +142,10 @@ def _model(
     faults: ByPool[str | None],
     settings: ScalingSettings,
     budget: Budget,
-    wanted: ByPool[int],
 ) -> PoolsModel | None:
     """Return the model for the best share of local prompts; None if a pool's measurements are invalid.
 
-    `recent`: the traffic of the last window, in which the local prompts were measured. `wanted`: the present sizes.
+    `recent`: the traffic of the last window, in which the local prompts were measured.
     """
     if any(faults.both()):
         return None
@@ -158,7 +156,6 @@ def _model(
         state.local_limit.most(recent),
         snapshot.traffic.requests_per_s,
         budget,
-        wanted,
     )
 
 

@@ -3,9 +3,8 @@
 The router lets a decode worker compute a prompt where its first token comes sooner that way. So a deployment with few
 prefill workers computes most prompts at decode workers, and needs fewer GPUs if time per output token leaves room for
 them. The planner chooses the share for which both pools together need the fewest GPUs; with these sizes, the router's
-prices lead to about that share. Growing costs a start, so GPUs that a share would add to the present sizes count
-twice; otherwise pools would grow in turn for shares that need the same GPUs. Since the router may have reasons of its
-own for handing prompts over, the share grows from the measured one in steps.
+prices lead to about that share. Since the router may have reasons of its own for handing prompts over, the share grows
+from the measured one in steps.
 """
 
 from collections.abc import Callable
@@ -30,26 +29,25 @@ class Worth:
     model: PoolsModel
     requests_per_s: float
     sizes: ByPool[int]
-    cost: int  # GPUs, of which those count twice by which the pools would have to grow
+    num_gpus: int
     goodput: float  # requests per second; infinite if the budget is enough for all
 
     @classmethod
-    def of(cls, model: PoolsModel, requests_per_s: float, budget: Budget, wanted: ByPool[int]) -> "Worth":
-        """Judge a model for a rate, within a budget. `wanted`: the present sizes."""
+    def of(cls, model: PoolsModel, requests_per_s: float, budget: Budget) -> "Worth":
+        """Judge a model for a rate, within a budget."""
         sizes = model.sizes(requests_per_s, budget)
         num_gpus = budget.cost(sizes)
-        cost = num_gpus + budget.cost(sizes.zip(wanted).map(max)) - budget.cost(wanted)
         goodput = inf
         if num_gpus > budget.gpus or not model.holds(sizes, requests_per_s):
             goodput = _goodput(model, requests_per_s, budget)
-        return cls(model, requests_per_s, sizes, cost, goodput)
+        return cls(model, requests_per_s, sizes, num_gpus, goodput)
 
     def exceeds(self, other: "Worth") -> bool:
         """Whether this one is clearly better."""
         if self.goodput != other.goodput:
             return self.goodput > CLEARLY_MORE * other.goodput
-        if self.cost != other.cost or self.goodput < inf:
-            return CLEARLY_MORE * self.cost <= other.cost
+        if self.num_gpus != other.num_gpus or self.goodput < inf:
+            return CLEARLY_MORE * self.num_gpus <= other.num_gpus
         return CLEARLY_MORE * self.strain() < other.strain()
 
     def strain(self) -> float:
@@ -88,22 +86,17 @@ class LocalLimit:
 
 
 def best_model(
-    make: Callable[[float], PoolsModel],
-    present: float,
-    most: float,
-    requests_per_s: float,
-    budget: Budget,
-    wanted: ByPool[int],
+    make: Callable[[float], PoolsModel], present: float, most: float, requests_per_s: float, budget: Budget
 ) -> PoolsModel:
-    """Return the model of the best share: that of the lowest cost or, beyond the budget, of the most goodput.
+    """Return the model of the best share: that of the fewest GPUs or, beyond the budget, of the most goodput.
 
     `make` makes the model of a share, up to `most`. The `present` one, chosen before, stays unless another is clearly
-    better. `wanted`: the present sizes.
+    better.
     """
-    best = Worth.of(make(min(present, most)), requests_per_s, budget, wanted)
+    best = Worth.of(make(min(present, most)), requests_per_s, budget)
     for share in SHARES:
         if share <= most:
-            worth = Worth.of(make(share), requests_per_s, budget, wanted)
+            worth = Worth.of(make(share), requests_per_s, budget)
             if worth.exceeds(best):
                 best = worth
     return best.model

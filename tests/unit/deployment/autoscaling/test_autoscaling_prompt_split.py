@@ -26,10 +26,8 @@ def num_gpus(seen: PoolsSnapshot, share: float) -> int:
     return sum(model(seen, share).sizes(seen.traffic.requests_per_s, BUDGET).both())
 
 
-def best(
-    seen: PoolsSnapshot, present: float = 0.0, budget: Budget = BUDGET, wanted: ByPool[int] = BUDGET.most
-) -> PoolsModel:
-    return best_model(lambda share: model(seen, share), present, 1.0, seen.traffic.requests_per_s, budget, wanted)
+def best(seen: PoolsSnapshot, present: float = 0.0, budget: Budget = BUDGET) -> PoolsModel:
+    return best_model(lambda share: model(seen, share), present, 1.0, seen.traffic.requests_per_s, budget)
 
 
 @pytest.mark.parametrize(
