@@ -48,13 +48,14 @@ class PanelProduct:
 def add_all(runs: Sequence[tuple[LowRankProducts, int, int]], x: Tensor, output: Tensor) -> None:
     """Change rows of output [num_rows, out_features] in place, for x [num_rows, in_features]; both bf16.
 
-    runs: products, their first row and number of rows.
+    runs: products, their first row and number of rows. Raises ValueError for products or rows of another layer or step.
     """
     assert x.dtype == output.dtype == torch.bfloat16
     assert output.is_contiguous()
+    assert len(x) == len(output)
     x = x.contiguous()
-    (_, num_inputs), (_, num_columns) = x.shape, output.shape
-    add_low_rank(runs, x.data_ptr(), output.data_ptr(), num_inputs, num_columns, torch.get_num_threads())
+    (num_rows, num_inputs), num_columns = x.shape, output.shape[1]
+    add_low_rank(runs, x.data_ptr(), output.data_ptr(), num_rows, num_inputs, num_columns, torch.get_num_threads())
 
 
 class PanelLookup:

@@ -185,13 +185,15 @@ private:
 // runs: products, first row and number of rows, none of which overlap. rows: [num_rows, num_inputs]; result: [num_rows,
 // num_columns]; both of bfloat16.
 void add_low_rank(const std::vector<std::tuple<const LowRankProducts*, std::size_t, std::size_t>>& runs, Address rows,
-                  Address result, std::size_t num_inputs, std::size_t num_columns, std::size_t num_threads) {
+                  Address result, std::size_t num_rows, std::size_t num_inputs, std::size_t num_columns,
+                  std::size_t num_threads) {
     if (runs.empty()) return;
     std::vector<LowRankRun> each;
-    for (const auto& [products, first_row, num_rows] : runs) {
+    for (const auto& [products, first_row, count] : runs) {
         require(products->num_inputs() == num_inputs && products->num_columns() <= num_columns,
                 "the products are of this layer");
-        each.push_back({&products->parts(), first_row, num_rows});
+        require(first_row <= num_rows && count <= num_rows - first_row, "runs are of rows that there are");
+        each.push_back({&products->parts(), first_row, count});
     }
     const py::gil_scoped_release others_may_run;
     LowRankWork work(std::get<0>(runs[0])->functions(), each, halves(rows), halves(result), num_columns);

@@ -36,6 +36,7 @@ def add_low_rank(
     runs: Sequence[tuple[LowRankProducts, int, int]],
     rows: int,
     result: int,
+    num_rows: int,
     num_inputs: int,
     num_columns: int,
     num_threads: int,

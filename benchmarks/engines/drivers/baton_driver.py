@@ -1,5 +1,6 @@
 """Baton's engine, stepped by its own thread."""
 
+import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from baton.engine.loop import EngineLoop
 from baton.engine.outputs import StepOutput
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
+from baton.settings.values import JsonText, parse_json
 
 
 def engine_config(setting: Setting) -> EngineConfig:
@@ -33,7 +35,15 @@ def engine_config(setting: Setting) -> EngineConfig:
         max_model_len=setting.max_model_len,
         enable_prefix_caching=setting.prefix_caching,
         num_threads=setting.num_threads,
+        speculative_config=drafts_of(setting),
     )
+
+
+def drafts_of(setting: Setting) -> JsonText | None:
+    """Return the options of drafts from the prompt and the output; None: no drafts."""
+    if not setting.num_drafts:
+        return None
+    return parse_json(json.dumps({"method": "ngram", "num_speculative_tokens": setting.num_drafts}))
 
 
 class BatonEngine:
@@ -61,9 +71,9 @@ class BatonEngine:
         if isinstance(output, BaseException):
             raise output
         return [
-            NewTokens(int(each.request_id), [each.sampled.token_id])
+            NewTokens(int(each.request_id), [sampled.token_id for sampled in each.all_sampled])
             for each in output.outputs
-            if each.sampled is not None
+            if each.all_sampled
         ]
 
     def close(self) -> None:

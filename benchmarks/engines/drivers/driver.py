@@ -33,6 +33,7 @@ class Setting:
     max_num_seqs: int  # concurrent requests
     max_model_len: int  # prompt plus output
     prefix_caching: bool
+    num_drafts: int = 0  # most tokens of a draft, found in the prompt and the output; 0: no drafts
 
     @property
     def num_kv_tokens(self) -> int:

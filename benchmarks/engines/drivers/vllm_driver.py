@@ -8,6 +8,7 @@ from vllm import EngineArgs, LLMEngine, SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 BLOCK_SIZE = 128  # tokens; vLLM's default on CPUs
+LONGEST_MATCH = 4  # tokens, as in the example of its documentation
 
 
 class VllmEngine:
@@ -27,6 +28,7 @@ class VllmEngine:
             enable_prefix_caching=setting.prefix_caching,
             skip_tokenizer_init=True,
             disable_log_stats=True,
+            speculative_config=drafts_of(setting),
         )
         self._engine = LLMEngine.from_engine_args(arguments)
 
@@ -45,6 +47,13 @@ class VllmEngine:
             for output in self._engine.step()
             if output.outputs and output.outputs[0].token_ids
         ]
+
+
+def drafts_of(setting: Setting) -> dict[str, object] | None:
+    """Return its options of drafts from the prompt and the output; None: no drafts."""
+    if not setting.num_drafts:
+        return None
+    return {"method": "ngram", "num_speculative_tokens": setting.num_drafts, "prompt_lookup_max": LONGEST_MATCH}
 
 
 def kv_token_bytes(model: str) -> int:

@@ -42,7 +42,8 @@ public:
     }
 
 private:
-    static constexpr std::size_t kRowsOfPiece = 64;
+    // Results of wide layers are in another page for each row: those of more rows at once come from memory one by one.
+    static constexpr std::size_t kRowsOfPiece = 32;
 
     struct Piece {
         const LowRankPart* part;

@@ -113,6 +113,16 @@ def test_products_of_another_layer_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("own_products")
+@pytest.mark.parametrize(("first", "count"), [(0, 3), (2, 1), (3, 0), (1, 2**64 - 1)])
+def test_rows_of_another_step_are_refused(first: int, count: int) -> None:
+    """Such rows would be written outside of the output."""
+    product = PanelProduct(odd_matrices(0))
+    x, output = torch.zeros(2, 70).bfloat16(), torch.zeros(2, 100).bfloat16()
+    with pytest.raises(ValueError, match="rows that there are"):
+        add_all([(product.products, first, count)], x, output)
+
+
+@pytest.mark.usefixtures("own_products")
 def test_a_request_has_the_same_bits_whatever_adapters_others_have(model: Path, adapters: dict[str, Path]) -> None:
     engine = lora_engine(model, dtype="bfloat16", enable_prefix_caching=False)
     for name in ("all", "attention"):
