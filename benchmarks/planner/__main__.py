@@ -12,12 +12,14 @@ best fixed split of a number of GPUs is found by search with the whole trace, an
   long to start as the planner's
 - `settled`: the same without the first five minutes, in which the planner's replicas start; empty for shorter traces
 
-Rows are printed as they are ready, and the JSON file has those that there are. Its rows of other traffic stay.
+Rows are printed as they are ready, and the JSON file has those that there are. Its rows of other traffic stay, and
+`when` is the time of a row's run.
 """
 
 import json
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 
@@ -51,6 +53,7 @@ COLUMNS = (
     "oracle GPU-hours / cheapest fixed",
     "oracle good",
     "oracle GPUs",
+    "when",
 )
 MEANS = [place for place, column in enumerate(COLUMNS) if "/" in column]
 
@@ -72,9 +75,9 @@ def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, i
     oracle: tuple[Cell, ...] = ("",) * 3
     if scenario.workload is not None:
         bound = oracle_gpus(scenario.workload, scenario.machine.spec, scenario.slo, BUDGET)
-        told = oracle_run(base, scenario.workload, requests, scenario.slo, BUDGET)
-        good_share = told.num_good(scenario.slo) / len(told.records)
-        oracle = bound / whole.cheapest.plan.num_replicas, good_share, mean_gpus(told, 0.0)
+        timed = oracle_run(base, scenario.workload, requests, scenario.slo, BUDGET)
+        good_share = timed.num_good(scenario.slo) / len(timed.records)
+        oracle = bound / whole.cheapest.plan.num_replicas, good_share, mean_gpus(timed, 0.0)
     report.add(
         scenario.name,
         seed,
@@ -86,6 +89,7 @@ def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, i
         to_cheapest,
         *settled,
         *oracle,
+        datetime.now(UTC).isoformat(timespec="seconds"),
     )
     Console(width=200).print(dict(zip(COLUMNS, report.rows[-1], strict=True)))
     if is_verbose:
@@ -125,9 +129,10 @@ def main(names: tuple[str, ...], seeds: int, processes: int, verbose: bool, json
 
 
 def earlier_rows(json_file: Path, traffic: set[str]) -> list[list[Cell]]:
-    """Return the rows of this traffic from an earlier run; columns that it did not have are empty."""
-    rows = json.loads(json_file.read_text())["rows"]
-    return [[row.get(column, "") for column in COLUMNS] for row in rows if row["traffic"] in traffic]
+    """Return the rows of this traffic from earlier runs; columns that these did not have are empty."""
+    found = json.loads(json_file.read_text())
+    rows = [{"when": found["when"]} | row for row in found["rows"] if row["traffic"] in traffic]
+    return [[row.get(column, "") for column in COLUMNS] for row in rows]
 
 
 def write(report: Report, json_file: Path | None) -> None:
