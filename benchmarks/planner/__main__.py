@@ -8,13 +8,18 @@ best fixed split of a number of GPUs is found by search with the whole trace, an
 - `good / best fixed`: good requests of the planner, relative to the best fixed split with as many GPU-hours
 - `GPU-hours / cheapest fixed`: GPU-hours of the planner, relative to the cheapest fixed split with as many good ones
 - `oracle GPU-hours / cheapest fixed`: a bound, if the rate of each moment is known; empty where it is not
+- `oracle good`, `oracle GPUs`: of pools that change to these sizes as soon as the rate does, with replicas that take as
+  long to start as the planner's
 - `settled`: the same without the first five minutes, in which the planner's replicas start; empty for shorter traces
 
-Rows are printed as they are ready, and the JSON file has those that there are.
+Rows are printed as they are ready, and the JSON file has those that there are. Its rows of other traffic stay, and
+`when` is the time of a row's run.
 """
 
+import json
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 
@@ -25,8 +30,8 @@ from baton.deployment.autoscaling.settings import ScalingSettings
 from baton.router.policy.targets import Targets
 from baton.simulation.study.runs import RunAll, run_at_once
 from baton.simulation.twin.deployment_plan import DeploymentPlan
-from benchmarks.planner.frontier import Comparison, Frontier
-from benchmarks.planner.oracle import oracle_gpus
+from benchmarks.planner.frontier import Comparison, Frontier, mean_gpus
+from benchmarks.planner.oracle import oracle_gpus, oracle_run
 from benchmarks.planner.scenarios import SCENARIOS, Scenario
 from benchmarks.report import Cell, Report
 
@@ -46,6 +51,9 @@ COLUMNS = (
     "settled good / best fixed",
     "settled GPU-hours / cheapest fixed",
     "oracle GPU-hours / cheapest fixed",
+    "oracle good",
+    "oracle GPUs",
+    "when",
 )
 MEANS = [place for place, column in enumerate(COLUMNS) if "/" in column]
 
@@ -64,10 +72,12 @@ def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, i
     if any(record.due_s >= SETTLED_S for record in outcome.records):
         settled = _figures(frontier.compare(outcome, since_s=SETTLED_S))
     good, num_gpus, to_best, to_cheapest = _figures(whole)
-    oracle: Cell = ""
+    oracle: tuple[Cell, ...] = ("",) * 3
     if scenario.workload is not None:
-        oracle = oracle_gpus(scenario.workload, scenario.machine.spec, scenario.slo, BUDGET)
-        oracle /= whole.cheapest.plan.num_replicas
+        bound = oracle_gpus(scenario.workload, scenario.machine.spec, scenario.slo, BUDGET)
+        timed = oracle_run(base, scenario.workload, requests, scenario.slo, BUDGET)
+        good_share = timed.num_good(scenario.slo) / len(timed.records)
+        oracle = bound / whole.cheapest.plan.num_replicas, good_share, mean_gpus(timed, 0.0)
     report.add(
         scenario.name,
         seed,
@@ -78,7 +88,8 @@ def compare(scenario: Scenario, seed: int, run_all: RunAll, report: Report, *, i
         whole.cheapest.plan.label,
         to_cheapest,
         *settled,
-        oracle,
+        *oracle,
+        datetime.now(UTC).isoformat(timespec="seconds"),
     )
     Console(width=200).print(dict(zip(COLUMNS, report.rows[-1], strict=True)))
     if is_verbose:
@@ -102,19 +113,37 @@ def _figures(found: Comparison) -> tuple[float, float, float, float]:
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 def main(names: tuple[str, ...], seeds: int, processes: int, verbose: bool, json_file: Path | None) -> None:
     """Run all scenarios, and print the table."""
+    chosen = [scenario for scenario in SCENARIOS if not names or scenario.name in names]
     report = Report("The planner and the best fixed splits in hindsight", COLUMNS)
+    if json_file is not None and json_file.exists():
+        others = {scenario.name for scenario in SCENARIOS} - {scenario.name for scenario in chosen}
+        report.rows += earlier_rows(json_file, others)
     with run_at_once(processes) as run_all:
-        for scenario in SCENARIOS:
-            if not names or scenario.name in names:
-                for seed in range(seeds):
-                    compare(scenario, seed, run_all, report, is_verbose=verbose)
-                    if json_file is not None:
-                        report.write(json_file)
+        for scenario in chosen:
+            for seed in range(seeds):
+                compare(scenario, seed, run_all, report, is_verbose=verbose)
+                if json_file is not None:
+                    write(report, json_file)
+    write(report, json_file)
+    report.show()
+
+
+def earlier_rows(json_file: Path, traffic: set[str]) -> list[list[Cell]]:
+    """Return the rows of this traffic from earlier runs; columns that these did not have are empty."""
+    found = json.loads(json_file.read_text())
+    rows = [{"when": found["when"]} | row for row in found["rows"] if row["traffic"] in traffic]
+    return [[row.get(column, "") for column in COLUMNS] for row in rows]
+
+
+def write(report: Report, json_file: Path | None) -> None:
+    """Write the rows in the order of the scenarios, with the means of their ratios."""
+    names = [scenario.name for scenario in SCENARIOS]
+    report.rows.sort(key=lambda row: (names.index(str(row[0])), int(row[1])))
+    report.notes.clear()
     for column in MEANS:
         values = [value for row in report.rows if isinstance(value := row[column], float)]
         if values:
             report.notes.append(f"{COLUMNS[column]}, mean: {mean(values):.3f}")
-    report.show()
     if json_file is not None:
         report.write(json_file)
 

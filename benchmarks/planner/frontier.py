@@ -33,7 +33,7 @@ class Frontier:
 
     def compare(self, outcome: Outcome, since_s: float) -> Comparison:
         """Compare the requests that arrived from `since_s` on, and the GPUs from then on."""
-        good, num_gpus = self._share_of(outcome, since_s), _mean_gpus(outcome, since_s)
+        good, num_gpus = self._share_of(outcome, since_s), mean_gpus(outcome, since_s)
         cheapest = self._best_of(self._cheapest(good, round(num_gpus), since_s))
         return Comparison(good, num_gpus, self._good_share(num_gpus, since_s), cheapest)
 
@@ -65,7 +65,7 @@ class Frontier:
         return num_gpus
 
 
-def _mean_gpus(outcome: Outcome, since_s: float) -> float:
+def mean_gpus(outcome: Outcome, since_s: float) -> float:
     """Return the average number of GPUs from `since_s` to the end."""
     starts = [max(since_s, sizes.since_s) for sizes in outcome.sizes]
     ends = [*starts[1:], max(since_s, outcome.ended_s)]

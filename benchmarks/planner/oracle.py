@@ -1,5 +1,12 @@
-"""A bound for every planner: the sizes that suffice if the rate of each moment is known, and replicas start at once."""
+"""Bounds for every planner: the sizes that suffice if the rate of each moment is known.
 
+Without start times they give the fewest GPUs; with start times, the requests that no planner without a forecast serves
+in time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from statistics import mean
 
 from baton.deployment.autoscaling.budget import Budget
@@ -10,6 +17,10 @@ from baton.deployment.autoscaling.prompt_split import SHARES
 from baton.deployment.autoscaling.settings import SLO, ScalingSettings
 from baton.deployment.autoscaling.snapshot import DecodeSnapshot, PoolSnapshot, PoolsSnapshot, PrefillSnapshot, Traffic
 from baton.simulation.engine.spec import WorkerSpec
+from baton.simulation.twin.deployment_plan import DeploymentPlan
+from baton.simulation.twin.outcome import Outcome
+from baton.simulation.twin.trace_request import TraceRequest
+from baton.simulation.twin.twin import Twin
 from benchmarks.planner.traffic import Lengths, Workload
 
 NUM_MOMENTS = 240  # at which the rate is looked up
@@ -18,17 +29,43 @@ ONE = PoolSnapshot(num_ready=1)
 
 def oracle_gpus(workload: Workload, spec: WorkerSpec, slo: SLO, budget_gpus: int) -> float:
     """Return the average number of GPUs that the planner's own model needs for the SLO, without margin or delay."""
+    return mean(sum(sizes.both()) for sizes in oracle_sizes(workload, spec, slo, budget_gpus))
+
+
+def oracle_run(
+    plan: DeploymentPlan,
+    workload: Workload,
+    requests: Sequence[TraceRequest],
+    slo: SLO,
+    budget_gpus: int,
+) -> Outcome:
+    """Simulate pools that change to the oracle's sizes as soon as the rate changes; replicas take `plan.start_s`."""
+    step_s = workload.seconds / NUM_MOMENTS
+    sizes = oracle_sizes(workload, plan.machine.spec, slo, budget_gpus)
+    twin = Twin(replace(plan, prefill=sizes[0].prefill, decode=sizes[0].decode, scaling=None), requests)
+    for place, (before, after) in enumerate(pairwise(sizes), start=1):
+        if after != before:
+            twin.clock.at(place * step_s, twin.prefill.scale, after.prefill)
+            twin.clock.at(place * step_s, twin.decode.scale, after.decode)
+    for second in range(int(workload.seconds)):  # replicas that have drained leave
+        twin.clock.at(second, twin.prefill.collect)
+        twin.clock.at(second, twin.decode.collect)
+    return twin.run()
+
+
+def oracle_sizes(workload: Workload, spec: WorkerSpec, slo: SLO, budget_gpus: int) -> list[ByPool[int]]:
+    """Return the sizes with the fewest GPUs in each of `NUM_MOMENTS` equal parts of the time."""
     settings = ScalingSettings(budget_gpus=budget_gpus, slo=slo)
     step_s = workload.seconds / NUM_MOMENTS
     rates = [workload.rate((place + 0.5) * step_s) for place in range(NUM_MOMENTS)]
-    return mean(_fewest_gpus(_snapshot(workload, spec, rate), settings) for rate in rates)
+    return [_smallest(_snapshot(workload, spec, rate), settings) for rate in rates]
 
 
-def _fewest_gpus(snapshot: PoolsSnapshot, settings: ScalingSettings) -> int:
-    """Return the GPUs of the best share of prompts that decode workers compute."""
+def _smallest(snapshot: PoolsSnapshot, settings: ScalingSettings) -> ByPool[int]:
+    """Return the sizes for the best share of prompts that decode workers compute."""
     budget, rate = Budget(settings.budget_gpus, settings.limits), snapshot.traffic.requests_per_s
     models = [PoolsModel.of(snapshot, settings, ByPool(1.0, 1.0), share) for share in SHARES]
-    return min(budget.cost(model.sizes(rate, budget)) for model in models)
+    return min((model.sizes(rate, budget) for model in models), key=budget.cost)
 
 
 def _snapshot(workload: Workload, spec: WorkerSpec, rate: float) -> PoolsSnapshot:

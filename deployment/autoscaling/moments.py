@@ -70,12 +70,15 @@ def answer_moments(ended: Moments, num_ended: int, num_generated: float | None, 
     Finished outputs alone are too short on average while long ones are still running: in the first minute, and when
     outputs become longer. Tokens generated in a window divided by outputs finished in it estimate the mean without this
     bias: for exponential lengths from the first output on (the estimate for censored lifetimes of Epstein and Sobel,
-    Life testing, 1953), for any lengths in a steady state. Before the first output has finished, a guess is used.
-    `num_generated` None: tokens were not counted.
+    Life testing, 1953), for any lengths in a steady state. One more output of the finished ones' mean length counts:
+    without it, the first few to end would give too long a mean, because the mean of 1 / n is more than 1 / (mean of n).
+    In a steady state it changes nothing, however few outputs end. Before the first output has finished, a guess is
+    used. `num_generated` None: tokens were not counted.
     """
     if num_generated is None or (num_ended and not num_generated):
         return ended
-    mean = min(num_generated / num_ended if num_ended else max(FIRST_GUESS, num_generated), most)
+    expected = (num_generated + ended.mean) / (num_ended + 1) if num_ended else max(FIRST_GUESS, num_generated)
+    mean = min(expected, most)
     if ended.mean <= 0:
         return Moments(mean, 2 * mean * mean)
     scale = mean / ended.mean

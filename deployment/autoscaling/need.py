@@ -52,7 +52,7 @@ def prefill_need(
         done_per_s=1.0,  # seconds of work per second
     )
     start_s = known(prefill.pool.start_s, settings.start_s)
-    chance = load_chance(traffic, model.service, model.share)
+    chance = load_chance(traffic, model.service)
     queue_need = backlog.need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     sure_queue = backlog.lowered(chance).need(prefill.pool, snapshot.now_s, start_s, slo.ttft_s, most)
     need = _need(traffic.requests_per_s, chance, model, queue_need, sure_queue, settings.margin, most)
@@ -121,13 +121,14 @@ def _need(
     return Need(max(queue_need, by_rate), max(sure_queue, sure), max(queue_need, keep), sure_queue, why, chance, model)
 
 
-def load_chance(traffic: Traffic, amounts: Moments, share: float = 1.0) -> float:
-    """Return the relative error of a measured load by chance, at most 1; `share` is the pool's part of the requests.
+def load_chance(traffic: Traffic, amounts: Moments) -> float:
+    """Return the relative error of a measured load by chance, at most 1.
 
     The work that arrives in a window is a random sum: for N requests on average, its relative variance is
-    (ca2 + cs2) / N (Feller, An Introduction to Probability Theory, 1968).
+    (ca2 + cs2) / N (Feller, An Introduction to Probability Theory, 1968). A pool's part of the load is as certain as
+    the whole, because it is planned from all requests.
     """
-    num_requests = share * traffic.requests_per_s * traffic.window_s
+    num_requests = traffic.requests_per_s * traffic.window_s
     if num_requests <= 0:
         return 1.0
     return min(1.0, CHANCE_DEVIATIONS * sqrt((traffic.arrival_cv2 + amounts.cv2) / num_requests))

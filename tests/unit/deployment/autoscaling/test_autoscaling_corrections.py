@@ -124,9 +124,9 @@ def test_a_small_sample_of_a_broken_objective_corrects_by_parts() -> None:
 
 
 def test_a_breach_that_may_be_chance_corrects_slowly() -> None:
-    """Of 100 samples 5 are beyond the quantile, and it may well be a quarter too high; not so of 10,000."""
+    """Of 100 samples 5 are beyond the quantile, and it is two fifths too high in some minute of an hour."""
     many = pool(1, latencies=(ReplicaLatency(1000.0, 10_000, 1.25),))
-    assert 1.0 < corrected(20, measured(1.25), 1.0) < 1.1
+    assert 1.0 < corrected(20, measured(1.4), 1.0) < 1.1
     assert corrected(20, many, 1.0) == pytest.approx(1.25, rel=0.01)
 
 

@@ -51,3 +51,11 @@ def test_prefill_is_planned_for_its_share_of_the_prompts() -> None:
     assert needs[1].model is not None
     assert needs[0].model.rate(8) == pytest.approx(4 * needs[1].model.rate(8), rel=1e-3)
     assert prefill_need(snapshot(load=mixed), SETTINGS, 1.0, 100).least > 3 * needs[0].least
+
+
+def test_a_part_of_the_load_is_as_certain_as_the_whole() -> None:
+    """The prompts that decode workers compute count for the mean, too."""
+    seen, factors = snapshot(load=traffic(8.0)), ByPool(1.0, 1.0)
+    models = [PoolsModel.of(seen, SETTINGS, factors, share).prefill for share in (0.0, 0.6, 0.95)]
+    chances = [prefill_need(seen, SETTINGS, 1.0, 100, model).chance for model in models]
+    assert chances == [pytest.approx(2 * math.sqrt(2 / 480))] * 3

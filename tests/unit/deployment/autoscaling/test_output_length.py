@@ -46,6 +46,22 @@ def test_mean_length_is_not_that_of_the_first_outputs_to_end() -> None:
     assert 0.4 < min(ratios) < max(ratios) < 1.8  # of about twenty ended outputs
 
 
+def test_mean_length_of_a_few_ended_outputs_is_not_too_long() -> None:
+    """Two seconds after the first request four outputs have ended, or two or eight by chance."""
+    found = []
+    for seed in range(300):
+        lengths = LENGTHS["exponential"](np.random.default_rng(seed), 60)
+        ended, num_ended, num_generated = seen(lengths, (0, 2), 1000 + seed)
+        found.append(answer_moments(ended, num_ended, num_generated).mean / 400 if num_ended else 1.0)
+    assert np.mean(found) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("length", [5.0, 8000.0])
+def test_mean_length_in_a_steady_state_is_exact_however_few_outputs_end(length: float) -> None:
+    ended = Moments(length, 2 * length * length)
+    assert [answer_moments(ended, num, num * length).mean for num in (1, 2, 10)] == pytest.approx([length] * 3)
+
+
 def test_estimated_length_is_at_most_the_requested_maximum() -> None:
     ended, num_ended, num_generated = seen(LENGTHS["alike"](np.random.default_rng(0), 1000), (0.0, 10.5), 0)
     assert answer_moments(ended, num_ended, num_generated).mean > 2000  # hardly any output has ended
