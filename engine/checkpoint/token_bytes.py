@@ -3,7 +3,6 @@
 import json
 import re
 
-import orjson
 from tokenizers import Tokenizer
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -27,7 +26,7 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        parts = orjson.loads(tokenizer.to_str()).get("decoder")
+        parts = json.loads(tokenizer.to_str()).get("decoder")
         # Whether a text is the concatenation of its tokens' bytes.
         self.concatenate = parts is not None and parts["type"] == "ByteLevel"
         decoder = json.dumps(parts, ensure_ascii=False)

@@ -1,10 +1,10 @@
 """BPE by tiktoken for byte-level vocabularies, with the tokenizer's own ids."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 from unicodedata import category, is_normalized
 
-import orjson
 import tiktoken
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -60,7 +60,7 @@ class BytePairEncoder:
 
 def make_byte_pair_encoder(tokenizer: Tokenizer) -> BytePairEncoder | None:
     """Return a tiktoken encoder for a tokenizer; None if its token ids might differ from the tokenizer's."""
-    parts: Mapping[str, Any] = orjson.loads(tokenizer.to_str())
+    parts: Mapping[str, Any] = json.loads(tokenizer.to_str())
     normalizer, pattern = parts["normalizer"], _word_pattern(parts["pre_tokenizer"])
     form = None if normalizer is None else NORMAL_FORMS.get(normalizer["type"])
     if pattern not in PATTERNS or (normalizer is not None and form is None):

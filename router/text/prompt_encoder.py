@@ -5,6 +5,7 @@ piece is looked up in the cache. A missing piece is encoded by tiktoken if the r
 by the tokenizer. The cache is keyed by cache salt, so timing reveals nothing about the prompts of other tenants.
 """
 
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from sys import getsizeof
 from typing import Any
 
-import orjson
 from tokenizers import Tokenizer
 
 from baton.router.text.byte_level import make_byte_pair_encoder
@@ -45,7 +45,7 @@ def make_text_segments(tokenizer: Tokenizer) -> TextSegments | None:
         return None  # special tokens in a text are encoded as plain text
     if any(token.lstrip or token.rstrip or token.single_word for _, token in added):
         return None
-    parts: Mapping[str, Any] = orjson.loads(tokenizer.to_str())
+    parts: Mapping[str, Any] = json.loads(tokenizer.to_str())
     if not all(_is_local(parts[step]) for step in ("normalizer", "pre_tokenizer")) or parts["model"].get("dropout"):
         return None
     normalized = [

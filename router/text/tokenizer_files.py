@@ -1,11 +1,11 @@
 """Loading of a model directory's tokenizer files. Damaged files are reported by name when a router starts."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import orjson
 from tokenizers import Tokenizer
 
 # The class that every tokenizer.json loads into; AutoTokenizer would import torch for its model registry.
@@ -29,7 +29,7 @@ class SpecialTokenAffixes:
 
 def find_special_token_affixes(tokenizer: Tokenizer) -> SpecialTokenAffixes | None:
     """Return the special tokens around every prompt; None if the post-processor may do something else."""
-    post_processor = orjson.loads(tokenizer.to_str())["post_processor"]
+    post_processor = json.loads(tokenizer.to_str())["post_processor"]
     if post_processor is None:
         return SpecialTokenAffixes((), ())
     if not _is_plain(post_processor):
