@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.fallbacks import watch
 from benchmarks.gpu.stage import Record, Setting
 from benchmarks.gpu.stages import Stage, stage_named
 
@@ -83,6 +84,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     record = Record(arguments.result)
+    if arguments.device.type == "cuda":
+        watch(record)
     arguments.stage.run(Setting(arguments.device, arguments.quick, arguments.directory), record)
     record.is_finished = True
     record.write()

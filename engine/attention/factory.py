@@ -24,6 +24,8 @@ except ImportError:  # installed without the compiled extensions
 
 log = logging.getLogger(__name__)
 
+NOT_USED = "FlashInfer's kernels are not used for %s: using torch's attention, which is slow"
+
 
 def attention_for(
     config: ModelConfig, block_size: int, device: torch.device, kv_dtype: str = "auto", num_parts: int = 1
@@ -41,7 +43,7 @@ def attention_for(
             f"kv_cache_dtype {cached} is for CPUs, but the device is {device}: use auto, {config.dtype} or fp8"
         )
     if (layers := _layers_for_torch(config)) is not None:
-        log.warning("FlashInfer's kernels are not used for %s: using torch's attention, which is slow", layers)
+        log.warning(NOT_USED, layers)
         return _for_each_heads(config, lambda heads: TorchAttention.for_model(heads, block_size))
     return _on_gpu(config, block_size, device, torch_dtype(cached), num_parts)
 

@@ -20,6 +20,8 @@ from baton.engine.lora.low_rank import LowRank, even
 from baton.engine.lora.row_slots import RowSlots
 from baton.engine.lora.stacked_experts import StackedExperts
 
+NUM_RESCALED = 512  # rows
+
 
 class StackedAdapters:
     """Adapters of a model on a GPU: those in slots are there, the others in host memory."""
@@ -163,13 +165,18 @@ class StackedAddend:
         if rows is None:
             return output
         if rows.rescales:
-            base = output if self._bias is None else output - self._bias
-            output.add_(base * F.embedding(rows.slots, self.slots.gains))
+            self._rescale(output, rows.slots)
         inner = self._inner(x)
         inner.view(len(x), rows.elsewhere.shape[1], self.slots.width).masked_fill_(rows.elsewhere, 0)
         if inner.dtype == output.dtype:
             return output.addmm_(inner, self.slots.b.t())  # without memory for a second output
         return output.add_(F.linear(inner, self.slots.b))
+
+    def _rescale(self, output: Tensor, slots: Tensor) -> None:
+        """Add the multiples of the base output; some rows at a time, for no room is kept for as many values in fp32."""
+        for part, its_slots in zip(torch.split(output, NUM_RESCALED), torch.split(slots, NUM_RESCALED), strict=True):
+            base = part if self._bias is None else part - self._bias
+            part.add_(base * F.embedding(its_slots, self.slots.gains))
 
     def _inner(self, x: Tensor) -> Tensor:
         """Return the products with `a` of all slots, [num_rows, max_loras * width]."""

@@ -16,6 +16,7 @@ from baton.engine.execution.cuda_graphs import NO_DECODES
 from baton.engine.layers.embedding import Embedding
 from baton.engine.layers.linear import Linear
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
+from baton.engine.lora import stacked as stacked_adapters
 from baton.engine.lora.adaptable_layer import AdaptableLayer, Inputs
 from baton.engine.lora.config import LoraConfig
 from baton.engine.lora.low_rank import LowRank, LowRankOutput
@@ -71,7 +72,8 @@ def outputs(layers: list[AdaptableLayer], inputs: list[Tensor]) -> list[Tensor]:
         return [each.layer(x) for each, x in zip(layers, inputs, strict=True)]
 
 
-def test_products_and_slots(layers: list[AdaptableLayer]) -> None:
+def test_products_and_slots(layers: list[AdaptableLayer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked_adapters, "NUM_RESCALED", 4)  # so that the rows are in several parts
     draw = torch.Generator().manual_seed(2)
     heights = (9, 9, len(LAST_ROWS))
     inputs = [torch.randn(height, width, generator=draw) for height, (_, width) in zip(heights, SIZES, strict=True)]
