@@ -33,9 +33,10 @@ class Colocated:
 
     def greedy(self, prompt: list[int]) -> list[int]:
         """Return the greedy continuation, which is computed once."""
-        if (known := tuple(prompt)) not in self._known:
-            self._known[known] = self._computed(prompt)
-        return self._known[known]
+        key = tuple(prompt)
+        if key not in self._known:
+            self._known[key] = self._computed(prompt)
+        return [*self._known[key]]
 
     def _computed(self, prompt: list[int]) -> list[int]:
         self._engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))

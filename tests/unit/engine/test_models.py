@@ -45,7 +45,10 @@ THOROUGH = (  # with parts that no other has
         "nemotron-h",
     ),
 )
-ROUNDED = ("llama3", "mixtral", "deepseek-v3", "gemma3", "gemma4", "llama4", "gpt-oss", "qwen3-next", "nemotron-h")
+ROUNDED = (  # with dtypes that no other has
+    *("llama3", "mixtral", "deepseek-v3", "deepseek-v32", "gemma3", "gemma4"),
+    *("llama4", "gpt-oss", "qwen3-next", "nemotron-h"),
+)
 thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)
 in_bfloat16 = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, ROUNDED), indirect=True)
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
