@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.report import Report
 from tests.architectures import VOCAB_SIZE
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import save_checkpoint
 from tests.paged_model import PagedModel
 
 SIZES = {
@@ -77,7 +77,7 @@ def main(path: Path | None, num_tokens: int, repeats: int) -> None:
     report = Report("Prefill of two Mamba-2 layers", COLUMNS)
     tokens = random.Random(0).choices(range(VOCAB_SIZE), k=num_tokens)
     with tempfile.TemporaryDirectory() as name:
-        directory = make_checkpoint("mamba2", Path(name), **SIZES)
+        directory = save_checkpoint("mamba2", Path(name), **SIZES)
         for dtype in DTYPES:
             functions = [each(directory, dtype, tokens) for each in (prefill_of_baton, prefill_of_transformers)]
             ours, theirs = median_times(functions, repeats)

@@ -37,7 +37,7 @@ from baton.engine.offload.layout import CHUNK_BYTES
 from baton.engine.offload.unit_reads import UnitReader
 from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import save_checkpoint
 
 T = TypeVar("T")
 POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14
@@ -111,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         directory = Path(name)
         for model, (family, sizes) in MODELS.items():
-            make_checkpoint(family, directory / model, dtype=torch.bfloat16, **sizes)
+            save_checkpoint(family, directory / model, dtype=torch.bfloat16, **sizes)
         cases = [
             Case(model, quantization, share, count)
             for model, quantization in (("dense", None), ("dense", "int8"), ("mixture", None))

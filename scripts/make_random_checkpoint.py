@@ -21,7 +21,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the tiny architectures are those of the tests
 from tests.architectures import ARCHITECTURES, VOCAB_SIZE
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import save_checkpoint
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -55,7 +55,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.shape.startswith("tiny-"):
         name = arguments.shape.removeprefix("tiny-")
-        make_checkpoint(name, arguments.directory, arguments.seed)
+        save_checkpoint(name, arguments.directory, arguments.seed)
         save_tokenizer(arguments.directory, VOCAB_SIZE, 512)
         return
     config = transformers.Qwen3Config(**QWEN3_06B, dtype="bfloat16")

@@ -1,5 +1,10 @@
 """Tiny random checkpoints of every architecture, saved by transformers as it saves real ones."""
 
+import atexit
+import hashlib
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,34 @@ from tests.architectures import ARCHITECTURES, COMMON
 
 
 def make_checkpoint(
+    architecture: str,
+    directory: Path,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    tokenizer: Tokenizer | None = None,
+    max_shard_size: str = "50GB",
+    **overrides: Any,
+) -> Path:
+    """Do what `save_checkpoint` does. A process saves each checkpoint once, and copies it afterwards."""
+    vocabulary = tokenizer.to_str() if tokenizer is not None else ""
+    spec = repr((architecture, seed, dtype, vocabulary, max_shard_size, sorted(overrides.items())))
+    saved = _saved_checkpoints() / hashlib.sha256(spec.encode()).hexdigest()
+    if not saved.exists():
+        part = saved.with_suffix(".part")
+        save_checkpoint(architecture, part, seed, dtype, tokenizer, max_shard_size, **overrides).rename(saved)
+    shutil.copytree(saved, directory, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return directory
+
+
+@cache
+def _saved_checkpoints() -> Path:
+    """Return this process's directory of saved checkpoints, which is removed at its end."""
+    directory = Path(tempfile.mkdtemp(prefix="checkpoints-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+def save_checkpoint(
     architecture: str,
     directory: Path,
     seed: int = 0,

@@ -35,7 +35,10 @@ settings.load_profile("without deadlines")
 
 TESTS = Path(__file__).parent
 RAY = "ray"
+ONE_CLUSTER = "integration"  # on the fixture `cluster_url`
+ON_ONE_CLUSTER = ("integration/*.py", "integration/clients/*", "integration/moves/test_drain.py")
 SPAWN = "--spawn"
+GC_THRESHOLDS = (5000, 10, 10)
 FIRST = (RAY, "faults", "integration")  # which take longest
 
 
@@ -58,7 +61,9 @@ def _is_not_of_grpc(record: logging.LogRecord) -> bool:
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """A file's tests stay in one process. So do all on Ray: two of these at once wait for each other on two cores."""
+    """A file's tests stay in one process. So do all that send requests to one cluster, which is then started once, and
+    all on Ray: two of these at once wait for each other on two cores.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return _group(nodeid)
@@ -78,8 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _group(nodeid: str) -> str:
     file = Path(nodeid.partition("::")[0]).relative_to(TESTS.name)
-    on_ray = file.match("integration/on_ray/*") or file.match("helm/workers/test_on_ray.py")
-    return RAY if on_ray else str(file)
+    if file.match("integration/on_ray/*") or file.match("helm/workers/test_on_ray.py"):
+        return RAY
+    return ONE_CLUSTER if any(map(file.match, ON_ONE_CLUSTER)) else str(file)
 
 
 def _place(group: str) -> int:
@@ -88,9 +94,13 @@ def _place(group: str) -> int:
 
 
 def pytest_collection_finish() -> None:
-    """What all modules hold stays to the end: no pass of the garbage collector need look through it, half a second."""
+    """What all modules hold stays to the end: no pass of the garbage collector need look through it, half a second.
+
+    With Python's thresholds, the passes over what tests allocate take twice as long.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import save_checkpoint
 
 SAVED = "config.json"
 
@@ -75,7 +75,7 @@ def saved(model: SmallModel, directory: Path, dtype: torch.dtype = torch.bfloat1
         return target
     directory.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=directory) as new:
-        made = make_checkpoint(model.architecture, Path(new) / target.name, dtype=dtype, **model.options)
+        made = save_checkpoint(model.architecture, Path(new) / target.name, dtype=dtype, **model.options)
         try:
             made.rename(target)
         except OSError:

@@ -14,8 +14,8 @@ from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.embedding_models import add_pooling
 from tests.integration.decode_client import decode_client
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import WorkerProcess, worker_process
+from tests.oracle import Oracle
 
 T = TypeVar("T")
 

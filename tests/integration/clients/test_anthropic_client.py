@@ -195,7 +195,13 @@ async def test_thinking_of_a_template_that_begins_it(tmp_path: Path) -> None:
     model = tmp_path / "thinking"
     shutil.copytree(BUNDLED, model)
     (model / "chat_template.jinja").write_text(THINKING)
-    flags = ("--dtype=float32", "--reasoning-parser=deepseek_r1", "--tool-call-parser=hermes", "--colocated=1")
+    flags = (
+        "--dtype=float32",
+        "--reasoning-parser=deepseek_r1",
+        "--tool-call-parser=hermes",
+        "--colocated=1",
+        "--num-threads=1",
+    )
     async with served(str(model), *flags) as url, connected(url) as client:
         options: Any = {"model": "thinking", "messages": QUESTION, "max_tokens": 12}
         options["extra_body"] = {"seed": 1, "ignore_eos": True}

@@ -135,7 +135,7 @@ async def test_reasoning_is_an_item_and_events(tmp_path: Path) -> None:
     model = tmp_path / "thinking"
     shutil.copytree(BUNDLED, model)
     (model / "chat_template.jinja").write_text(THINKING)
-    flags = ("--dtype=float32", "--reasoning-parser=deepseek_r1", "--colocated=1")
+    flags = ("--dtype=float32", "--reasoning-parser=deepseek_r1", "--colocated=1", "--num-threads=1")
     async with (
         served(str(model), *flags) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,

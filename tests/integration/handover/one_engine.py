@@ -29,9 +29,16 @@ class Colocated:
             )
         )
         self.bytes_per_block = self._engine.layout.block_bytes
+        self._known: dict[tuple[int, ...], list[int]] = {}  # continuations by prompt
 
     def greedy(self, prompt: list[int]) -> list[int]:
-        """Return the greedy continuation."""
+        """Return the greedy continuation, which is computed once."""
+        key = tuple(prompt)
+        if key not in self._known:
+            self._known[key] = self._computed(prompt)
+        return [*self._known[key]]
+
+    def _computed(self, prompt: list[int]) -> list[int]:
         self._engine.add(Request(RequestId("one"), [*prompt], len(prompt), GREEDY))
         tokens = []
         while self._engine.has_work:

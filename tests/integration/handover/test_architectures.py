@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, models
 from benchmarks.server import served
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
-from tests.integration.oracle import Oracle
 from tests.integration.workers_view import wait_all_ready
 from tests.marks import slow_case
+from tests.oracle import Oracle
 
 NUM_TOKENS = 64
 ARCHITECTURES = ("llama3", "deepseek-v3")

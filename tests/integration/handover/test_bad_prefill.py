@@ -12,9 +12,9 @@ from baton.protos import worker_pb2
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.handover.scripted_prefill import Prefilled, Script, scripted_prefill
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import WorkerProcess, worker_processes
 from tests.marks import slow_case
+from tests.oracle import Oracle
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -156,7 +156,7 @@ async def test_a_bad_handover_falls_back_to_local_prefill(rig: Rig, script: Scri
     async with decode_client(decode) as client, scripted_prefill(await decode.describe(), script) as (peer, service):
         generation = await client.submit(PROMPT, GREEDY, peer, cache_salt=script.__name__)
         await generation.ended.wait()
-        assert generation.token_ids == rig.oracle.greedy(PROMPT, GREEDY.max_tokens)
+        assert generation.token_ids == rig.oracle.greedy(PROMPT, GREEDY.max_tokens, generation.token_ids)
         assert generation.served_by.prefill_worker == generation.served_by.decode_worker
         await service.ended.wait()  # the lease was released
     load = await decode.wait_idle()
@@ -172,7 +172,7 @@ async def test_another_prefill_worker_computes_what_is_missing(rig: Rig, script:
         fallbacks = [await prefill.peer()]
         generation = await client.submit(LONG, GREEDY, bad, cache_salt=script.__name__, fallbacks=fallbacks)
         await generation.ended.wait()
-        assert generation.token_ids == rig.oracle.greedy(LONG, GREEDY.max_tokens)
+        assert generation.token_ids == rig.oracle.greedy(LONG, GREEDY.max_tokens, generation.token_ids)
         assert generation.served_by.prefill_worker == (await prefill.describe()).worker_id
         assert generation.served_by.handed_over_tokens == len(LONG)
         await service.ended.wait()
@@ -190,7 +190,7 @@ async def test_each_of_several_prefill_workers_is_tried_once(rig: Rig) -> None:
     ):
         generation = await client.submit(LONG, GREEDY, first, cache_salt="several", fallbacks=[second])
         await generation.ended.wait()
-        assert generation.token_ids == rig.oracle.greedy(LONG, GREEDY.max_tokens)
+        assert generation.token_ids == rig.oracle.greedy(LONG, GREEDY.max_tokens, generation.token_ids)
         assert generation.served_by.prefill_worker == generation.served_by.decode_worker
         assert new_handovers(before, await decode.wait_idle()) == (0, 2)
 
@@ -204,7 +204,7 @@ async def test_another_fingerprint_is_refused(rig: Rig) -> None:
     ):
         generation = await client.submit(PROMPT, GREEDY, peer, cache_salt="another fingerprint")
         await generation.ended.wait()
-    assert generation.token_ids == rig.oracle.greedy(PROMPT, GREEDY.max_tokens)
+    assert generation.token_ids == rig.oracle.greedy(PROMPT, GREEDY.max_tokens, generation.token_ids)
     load = await decode.wait_idle()
     assert new_handovers(before, load) == (0, 1)
     assert (load.checksum_failures, load.handover_bytes) == (before.checksum_failures, before.handover_bytes)

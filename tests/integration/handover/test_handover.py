@@ -11,9 +11,9 @@ from baton.protos import common_pb2
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_processes
 from tests.marks import slow_case
+from tests.oracle import Oracle
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 CHUNKED = ("--max-num-batched-tokens=48", "--max-num-seqs=16")
@@ -37,7 +37,7 @@ async def test_a_handover_over_every_transport(transport: str, tmp_path: Path) -
         prompts = [random_prompt(rng, 1, 200) for _ in range(6)]
         generations = await asyncio.gather(*(client.generate(prompt, GREEDY, peer) for prompt in prompts))
         for prompt, generation in zip(prompts, generations, strict=True):
-            assert generation.token_ids == oracle.greedy(prompt, GREEDY.max_tokens)
+            assert generation.token_ids == oracle.greedy(prompt, GREEDY.max_tokens, generation.token_ids)
             assert generation.finish_reason == common_pb2.FINISH_REASON_LENGTH
             assert generation.served_by.prefill_worker == peer.worker_id
             assert generation.served_by.handed_over_tokens == len(prompt)

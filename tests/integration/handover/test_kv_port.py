@@ -17,8 +17,8 @@ from baton.worker.config import WorkerConfig
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.handover.test_bad_prefill import GREEDY, PROMPT
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_processes
+from tests.oracle import Oracle
 
 HOST = "127.0.0.1"
 
@@ -35,7 +35,7 @@ async def test_kv_is_read_from_the_given_port(tmp_path: Path) -> None:
         endpoint = json.loads((await prefill.describe()).pool.endpoints["tcp"])
         assert endpoint["port"] == port
         generation = await client.generate(PROMPT, GREEDY, await prefill.peer())
-        assert generation.token_ids == Oracle(model).greedy(PROMPT, GREEDY.max_tokens)
+        assert generation.token_ids == Oracle(model).greedy(PROMPT, GREEDY.max_tokens, generation.token_ids)
         assert generation.served_by.kv_transport == "tcp"
 
 

@@ -17,10 +17,10 @@ from tests.integration.handover.one_engine import GREEDY, NUM_BATCHED_TOKENS, Co
 from tests.integration.handover.scripted_prefill import Prefilled, scripted_prefill
 from tests.integration.handover.test_architectures import any_tokenizer
 from tests.integration.moves.test_stopped_worker import tokens_of
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_processes
 from tests.integration.workers_view import wait_all_ready, workers
 from tests.marks import slow_case
+from tests.oracle import Oracle
 
 COMMON = (
     *("--dtype=float32", f"--max-num-batched-tokens={NUM_BATCHED_TOKENS}", "--max-num-seqs=16"),
@@ -128,6 +128,6 @@ async def test_a_drained_decode_workers_request_migrates_with_its_state(
                 await WorkerStub(channel).Drain(worker_pb2.DrainRequest(timeout_s=0.05))
             seen += [token async for token in tokens]
         [staying] = [each for each in await workers(url) if each["role"] == "decode" and each["worker_id"] != leaving]
-    assert seen == Oracle(model).greedy(prompt, 400)
+    assert seen == Oracle(model).greedy(prompt, 400, seen)
     assert int(staying["load"]["handover_bytes"]) > 0  # it pulled the KV and a checkpoint of the state
     assert int(staying["load"]["num_prefilled_tokens"]) < len(prompt)

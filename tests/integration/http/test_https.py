@@ -235,7 +235,7 @@ def test_unusable_files_are_a_usage_error(tmp_path: Path, command: tuple[str, ..
 async def test_a_whole_cluster_is_served_over_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
     port, log = free_port(), tmp_path / "serve.log"
-    options = ("--colocated=1", f"--port={port}", *flags(write(tmp_path, authority, "localhost")))
+    options = ("--colocated=1", "--num-threads=1", f"--port={port}", *flags(write(tmp_path, authority, "localhost")))
     with log.open("w") as output:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "baton", "serve", *options, stdout=output, stderr=STDOUT

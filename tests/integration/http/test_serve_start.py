@@ -27,7 +27,13 @@ async def read_until(process: Process, text: str) -> str:
 
 async def test_the_console_shows_endpoints_warnings_and_what_shutdown_waits_for() -> None:
     port = free_port()
-    options = ("--colocated=1", f"--port={port}", f"--kv-cache-memory-bytes={KV_BYTES}", "--log-level=warning")
+    options = (
+        "--colocated=1",
+        "--num-threads=1",
+        f"--port={port}",
+        f"--kv-cache-memory-bytes={KV_BYTES}",
+        "--log-level=warning",
+    )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "baton", "serve", *options, stdout=PIPE, stderr=STDOUT
     )

@@ -25,11 +25,11 @@ from tests.integration.membership.two_nodes import (
     worker_on_two_nodes,
 )
 from tests.integration.moves.test_stopped_worker import tokens_of
-from tests.integration.oracle import Oracle
 from tests.integration.router_process import MODEL, router_process
 from tests.integration.worker_process import worker_process
 from tests.integration.workers_view import wait_all_ready
 from tests.marks import slow_case
+from tests.oracle import Oracle
 from tests.process_ends import wait_gone
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)

@@ -10,8 +10,8 @@ from baton.engine.sampling.params import SamplingParams
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_processes
+from tests.oracle import Oracle
 
 NUM_REQUESTS = 300
 
@@ -38,5 +38,5 @@ async def test_a_storm_of_aborts(tmp_path: Path) -> None:
         await asyncio.gather(decode.wait_idle(), prefill.wait_idle())
         prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(120)]
         generation = await client.generate(prompt, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), peer)
-        assert generation.token_ids == Oracle(model).greedy(prompt, 12)
+        assert generation.token_ids == Oracle(model).greedy(prompt, 12, generation.token_ids)
         assert generation.served_by.handed_over_tokens == len(prompt)

@@ -16,11 +16,11 @@ from baton.kvtransfer.store.factory import open_store
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
-from tests.integration.oracle import Oracle
 from tests.integration.router_process import MODEL, router_process, wait_workers
 from tests.integration.worker_process import worker_process, worker_processes
 from tests.integration.workers_view import wait_idle
 from tests.marks import slow_case
+from tests.oracle import Oracle
 from tests.redis_server import redis_server
 from tests.s3_server import BUCKET, CREDENTIALS, s3_server
 
@@ -86,7 +86,7 @@ async def test_a_prefill_worker_fetches_and_hands_over(model: Path, tmp_path: Pa
     flags = (*SMALL, "--kv-host-memory-bytes=16MiB")
     async with worker_process("decode", model, tmp_path, *flags) as keeper, decode_client(keeper) as client:
         first = await client.generate(PROMPT, GREEDY)
-        assert first.token_ids == Oracle(model).greedy(PROMPT, 20)
+        assert first.token_ids == Oracle(model).greedy(PROMPT, 20, first.token_ids)
         async for update in keeper.updates():
             if update.load.tiers[0].saved_blocks >= 10:
                 break
@@ -96,7 +96,7 @@ async def test_a_prefill_worker_fetches_and_hands_over(model: Path, tmp_path: Pa
             decode_client(decode) as second,
         ):
             generation = await second.generate(longer, GREEDY, await prefill.peer())
-            assert generation.token_ids == Oracle(model).greedy(longer, 20)
+            assert generation.token_ids == Oracle(model).greedy(longer, 20, generation.token_ids)
             assert dict(generation.served_by.stored_tokens) == {"host": 160}
             assert generation.served_by.prefill_cached_tokens == 160
             assert generation.served_by.handed_over_tokens == len(longer)
@@ -115,7 +115,7 @@ async def test_a_killed_worker_leaves_its_blocks(model: Path, disk: Path, tmp_pa
         await worker.child.wait()
     async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
         generation = await client.generate(PROMPT, GREEDY)
-        assert generation.token_ids == Oracle(model).greedy(PROMPT, 20)
+        assert generation.token_ids == Oracle(model).greedy(PROMPT, 20, generation.token_ids)
         assert dict(generation.served_by.stored_tokens) == {"disk": 144}
 
 
@@ -142,7 +142,7 @@ async def test_blocks_with_other_bytes_are_computed(model: Path, disk: Path, tmp
         file.write_bytes(content)
     async with worker_process("decode", model, tmp_path, *flags) as worker, decode_client(worker) as client:
         generation = await client.generate(PROMPT, GREEDY)
-        assert generation.token_ids == Oracle(model).greedy(PROMPT, 20)
+        assert generation.token_ids == Oracle(model).greedy(PROMPT, 20, generation.token_ids)
         assert not generation.served_by.stored_tokens
 
 
@@ -180,7 +180,7 @@ async def test_two_prefill_workers_and_a_decode_worker_share_a_store(
             decode_client(decode) as client,
         ):
             generation = await client.generate(PROMPT, GREEDY, await first.peer())
-            assert generation.token_ids == Oracle(model).greedy(PROMPT, 20)
+            assert generation.token_ids == Oracle(model).greedy(PROMPT, 20, generation.token_ids)
             assert not generation.served_by.stored_tokens
             longer = [*PROMPT, *generation.token_ids, 5, 6]
             expected = Oracle(model).greedy(longer, 20)

@@ -11,8 +11,8 @@ from baton.protos import worker_pb2, worker_pb2_grpc
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_process, worker_processes
+from tests.oracle import Oracle
 from tests.redis_server import redis_server
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ async def test_a_chat_goes_on_after_a_restart_with_other_ranks(
     first = (*flags, f"--tensor-parallel={before}")
     async with worker_process("decode", model, tmp_path, *first) as worker, decode_client(worker) as client:
         generation = await client.generate(PROMPT, GREEDY)
-        assert generation.token_ids == Oracle(model).greedy(PROMPT, 20)
+        assert generation.token_ids == Oracle(model).greedy(PROMPT, 20, generation.token_ids)
     later = [*PROMPT, *generation.token_ids, 5]
     expected = Oracle(model).greedy(later, 20)
     second = (*flags, f"--tensor-parallel={after}")
@@ -92,6 +92,6 @@ async def test_two_ranks_prefill_and_hand_over_what_a_server_has(tmp_path: Path)
         roles = (("prefill", *flags, "--tensor-parallel=2"), ("decode", *SMALL, "--hybrid-kv-cache"))
         async with worker_processes(model, tmp_path, *roles) as (prefill, decode), decode_client(decode) as client:
             generation = await client.generate(PROMPT, GREEDY, await prefill.peer())
-            assert generation.token_ids == Oracle(model).greedy(PROMPT, 20)
+            assert generation.token_ids == Oracle(model).greedy(PROMPT, 20, generation.token_ids)
             assert dict(generation.served_by.stored_tokens) == {"redis": 144}
             await asyncio.gather(prefill.wait_idle(), decode.wait_idle())

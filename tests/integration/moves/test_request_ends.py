@@ -15,8 +15,8 @@ from baton.protos import common_pb2, worker_pb2, worker_pb2_grpc
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.integration.decode_client import decode_client
-from tests.integration.oracle import Oracle
 from tests.integration.worker_process import worker_process, worker_processes
+from tests.oracle import Oracle
 
 CHUNKED = ("--max-num-batched-tokens=40", "--max-num-seqs=12")
 
@@ -70,11 +70,11 @@ async def test_a_dead_prefill_worker_costs_time_only(tmp_path: Path) -> None:
         prefill.child.kill()
         for prompt, generation in zip(prompts, generations, strict=True):
             await generation.ended.wait()
-            assert generation.token_ids == oracle.greedy(prompt, 12)
+            assert generation.token_ids == oracle.greedy(prompt, 12, generation.token_ids)
         load = await decode.wait_idle()
         assert load.handover_failures >= 3
         local = await client.generate(prompts[0] + [5], greedy, peer)  # the prefill worker is still dead
-        assert local.token_ids == oracle.greedy(prompts[0] + [5], 12)
+        assert local.token_ids == oracle.greedy(prompts[0] + [5], 12, local.token_ids)
 
 
 async def test_errors_are_reported_and_nothing_is_held(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from baton import LLM, LoRARequest, SamplingParams, StructuredOutputsParams
 from baton.offline.errors import Ended, RequestFailed, StartFailed
 from tests.adapters import make_adapter
-from tests.integration.oracle import Oracle
+from tests.oracle import Oracle
 
 pytestmark = pytest.mark.slow
 MODEL = Path(__file__).parents[3] / "baton" / "bundled_model"

@@ -159,11 +159,11 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.
         make(architecture, tmp_path / model.architecture, **options)
         return make(architecture, directory, **options)
 
-    monkeypatch.setattr(small_models, "make_checkpoint", fail)
+    monkeypatch.setattr(small_models, "save_checkpoint", fail)
     with pytest.raises(KeyboardInterrupt):
         saved(model, tmp_path)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(small_models, "make_checkpoint", make_twice)
+    monkeypatch.setattr(small_models, "save_checkpoint", make_twice)
     assert saved(model, tmp_path) == tmp_path / model.architecture
     assert [each.name for each in tmp_path.iterdir()] == [model.architecture]
     assert (tmp_path / model.architecture / "model.safetensors").exists()

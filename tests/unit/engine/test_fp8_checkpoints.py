@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from baton.engine.attention.factory import attention_for
 from baton.engine.checkpoint.model_config import read_model_config
@@ -22,6 +21,7 @@ from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from baton.engine.models import load_model
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
+from tests.oracle import greedy, load_oracle
 from tests.paged_model import CPU, PagedModel
 from tests.unit.engine.experts.test_expert_group import alone
 from tests.unit.engine.experts.test_expert_group import make_requests as make_group_requests
@@ -85,7 +85,7 @@ def rigs() -> Iterator[Callable[..., TensorRig]]:
 
 
 def test_logits_and_tokens_equal_the_oracles(stored: Stored) -> None:
-    oracle = AutoModelForCausalLM.from_pretrained(stored.exact, attn_implementation="eager", dtype=torch.float32)
+    oracle = load_oracle(stored.exact)
     prompts = {"long": random_tokens(70, 11), "short": random_tokens(9, 12)}
     for name, logits in PagedModel(stored.fp8, dtype="float32").step(prompts).items():
         expected = oracle_logits(oracle, prompts[name])
@@ -93,11 +93,7 @@ def test_logits_and_tokens_equal_the_oracles(stored: Stored) -> None:
         torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
     outputs = PagedModel(stored.fp8, dtype="float32").greedy(prompts, 32)
     for name, tokens in prompts.items():
-        ids = torch.tensor([tokens])
-        generated = oracle.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32, eos_token_id=None
-        )
-        assert outputs[name] == generated[0, len(tokens) :].tolist()
+        assert outputs[name] == greedy(oracle, tokens, 32, outputs[name])
     assert len(set().union(*outputs.values())) > 8
 
 
@@ -157,7 +153,7 @@ def test_transformers_reads_block_scales_as_the_engine_does(tmp_path: Path) -> N
     """Its own FP8 reader dequantises too if there is no GPU."""
     sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64, "tie_word_embeddings": False}
     stored = write_fp8(make_checkpoint("qwen3", tmp_path / "source", **sizes), tmp_path, FORMATS["blocks"])
-    oracle = AutoModelForCausalLM.from_pretrained(stored.fp8, attn_implementation="eager", dtype=torch.float32)
+    oracle = load_oracle(stored.fp8)
     tokens = random_tokens(50, 7)
     expected = oracle_logits(oracle, tokens)
     assert expected.std() > 0.5

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
+from tests.oracle import Oracle, load_oracle
 from tests.paged_model import PagedModel
 from tests.unit.engine.test_recurrent_models import add, drain, engine_of, greedy_of, random_tokens
 
@@ -15,13 +15,15 @@ from tests.unit.engine.test_recurrent_models import add, drain, engine_of, greed
 @pytest.mark.parametrize("architecture", [slow_case("falcon-h1"), "mamba2"])
 def test_tokens_equal_transformers_from_a_checkpoint_of_the_state(architecture: str, tmp_path: Path) -> None:
     model = make_checkpoint(architecture, tmp_path)
-    oracle = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
+    oracle = Oracle(model)
     engine, prompt = engine_of(model), random_tokens(70)
     again = [*prompt[:66], *random_tokens(9)]
     add(engine, "first", prompt)
     drain(engine)
-    requests = [add(engine, name, tokens) for name, tokens in (("again", again), ("new", random_tokens(33)))]
-    assert drain(engine) == {"again": greedy_of(oracle, again), "new": greedy_of(oracle, random_tokens(33))}
+    prompts = {"again": again, "new": random_tokens(33)}
+    requests = [add(engine, *each) for each in prompts.items()]
+    tokens = drain(engine)
+    assert tokens == greedy_of(oracle, prompts, tokens)
     assert [request.num_cached_tokens for request in requests] == [64, 0]
 
 
@@ -29,7 +31,7 @@ def test_a_layer_without_attention_takes_no_room_for_kv(tmp_path: Path) -> None:
     """Attention and MLPs in layers of their own, and no recurrent state."""
     types = ["mlp", "full_attention", "mlp", "full_attention"]
     model = make_checkpoint("nemotron-h", tmp_path, layers_block_type=types)
-    oracle = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
+    oracle = load_oracle(model)
     paged, tokens = PagedModel(model), random_tokens(70)
     assert paged.layout.block_shape[1] == 2
     with torch.no_grad():

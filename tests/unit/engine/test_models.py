@@ -23,6 +23,7 @@ from baton.engine.kv.layout import KVCacheLayout
 from tests.architectures import ARCHITECTURES, VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_except
+from tests.oracle import greedy, load_oracle
 from tests.paged_model import PagedModel
 
 THOROUGH = (  # with parts that no other has
@@ -44,7 +45,12 @@ THOROUGH = (  # with parts that no other has
         "nemotron-h",
     ),
 )
+ROUNDED = (  # with dtypes that no other has
+    *("llama3", "mixtral", "deepseek-v3", "deepseek-v32", "gemma3", "gemma4"),
+    *("llama4", "gpt-oss", "qwen3-next", "nemotron-h"),
+)
 thoroughly = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, THOROUGH), indirect=True)
+in_bfloat16 = pytest.mark.parametrize("checkpoint", slow_except(ARCHITECTURES, ROUNDED), indirect=True)
 ATOL = 1e-4  # logits have a standard deviation of about 1.2
 
 
@@ -57,7 +63,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def oracle(checkpoint: Path) -> Any:
     """transformers' model of the checkpoint."""
-    return AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32)
+    return load_oracle(checkpoint)
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
@@ -101,16 +107,12 @@ def test_greedy_tokens_equal_the_oracles(checkpoint: Path, oracle: Any) -> None:
     prompts = {"long": random_tokens(70, 11), "short": random_tokens(9, 12), "exact": random_tokens(32, 13)}
     outputs = PagedModel(checkpoint).greedy(prompts, 32)
     for name, tokens in prompts.items():
-        ids = torch.tensor([tokens])
-        generated = oracle.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32, eos_token_id=None
-        )
-        assert outputs[name] == generated[0, len(tokens) :].tolist()
+        assert outputs[name] == greedy(oracle, tokens, 32, outputs[name])
     # Models stuck on a few tokens would prove little.
     assert len(set().union(*outputs.values())) > 16
 
 
-@thoroughly
+@in_bfloat16
 def test_bfloat16_is_as_close_to_float32_as_the_oracles(checkpoint: Path, oracle: Any) -> None:
     prompts = {f"s{seed}": random_tokens(30, seed) for seed in range(8)}
     rounded = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.bfloat16)
@@ -184,7 +186,7 @@ def test_layers_that_share_kv_take_no_memory_for_it(tmp_path: Path) -> None:
 
 def test_longrope_of_long_contexts_gives_the_oracles_logits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = make_checkpoint("phi4-mini", tmp_path / "model", original_max_position_embeddings=64)
-    oracle = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
+    oracle = load_oracle(model)
     config = EngineConfig(model=str(model), max_model_len=1024, kv_cache_memory_bytes=1 << 22)
     loaded = load(config, zeros)
     paged, tokens = PagedModel(model), random_tokens(150, 1)

@@ -1,12 +1,11 @@
 """Models with recurrent state in an engine: tokens are transformers' in batches, after preemptions, from the cache."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.config import EngineConfig
@@ -24,6 +23,7 @@ from baton.settings.values import OptionError
 from tests.architectures import VOCAB_SIZE
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
+from tests.oracle import Oracle
 from tests.paged_model import PagedModel
 
 NUM_TOKENS = 24
@@ -36,16 +36,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def oracle(model: Path) -> AutoModelForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager", dtype=torch.float32)
+def oracle(model: Path) -> Oracle:
+    return Oracle(model)
 
 
-def greedy_of(oracle: AutoModelForCausalLM, prompt: list[int]) -> list[int]:
-    ids = torch.tensor([prompt])
-    tokens = oracle.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=None
-    )
-    return tokens[0, len(prompt) :].tolist()
+def greedy_of(oracle: Oracle, prompts: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> dict[str, list[int]]:
+    """Return the greedy continuations of the prompts; `found`: those that an engine found."""
+    return {name: oracle.greedy(prompt, NUM_TOKENS, found[name]) for name, prompt in prompts.items()}
 
 
 def random_tokens(count: int, seed: int = 0) -> list[int]:
@@ -80,26 +77,27 @@ def drain(engine: Engine) -> dict[str, list[int]]:
     return tokens
 
 
-def test_tokens_equal_transformers_in_batches_and_from_the_cache(model: Path, oracle: AutoModelForCausalLM) -> None:
+def test_tokens_equal_transformers_in_batches_and_from_the_cache(model: Path, oracle: Oracle) -> None:
     prompts = {f"p{count}": random_tokens(count) for count in (1, 31, 64, 65, 150)}
     prompts["again"] = [*prompts["p150"][:130], *random_tokens(9)]
-    expected = {name: greedy_of(oracle, prompt) for name, prompt in prompts.items()}
     for is_cached in (True, False):
         engine = engine_of(model, enable_prefix_caching=is_cached)
         for _ in range(2):
             for name, prompt in prompts.items():
                 add(engine, name, prompt)
-            assert drain(engine) == expected
+            tokens = drain(engine)
+            assert tokens == greedy_of(oracle, prompts, tokens)
         assert (engine.scheduler.num_cached_tokens > 0) == is_cached
 
 
-def test_a_hit_ends_at_the_last_checkpoint(model: Path, oracle: AutoModelForCausalLM) -> None:
+def test_a_hit_ends_at_the_last_checkpoint(model: Path, oracle: Oracle) -> None:
     engine, prompt = engine_of(model), random_tokens(150)
     add(engine, "first", prompt)
     drain(engine)
     first, more = engine.stats().num_prefilled_tokens, random_tokens(20)
     again = add(engine, "again", [*prompt, *more])
-    assert drain(engine) == {"again": greedy_of(oracle, [*prompt, *more])}
+    tokens = drain(engine)
+    assert tokens == greedy_of(oracle, {"again": [*prompt, *more]}, tokens)
     assert again.num_cached_tokens == 128
     assert engine.stats().num_prefilled_tokens - first == 150 + 20 - 128
 
@@ -113,7 +111,7 @@ def test_the_output_is_found_too(model: Path) -> None:
     assert again.num_cached_tokens == 64
 
 
-def test_preempted_requests_go_on_with_the_same_tokens(model: Path, oracle: AutoModelForCausalLM) -> None:
+def test_preempted_requests_go_on_with_the_same_tokens(model: Path, oracle: Oracle) -> None:
     prompts = {f"p{index}": random_tokens(40 + index, seed=1) for index in range(6)}
     for is_cached in (True, False):
         engine = engine_of(model, enable_prefix_caching=is_cached, block_size=8)
@@ -127,7 +125,8 @@ def test_preempted_requests_go_on_with_the_same_tokens(model: Path, oracle: Auto
         )
         for name, prompt in prompts.items():
             add(engine, name, prompt)
-        assert drain(engine) == {name: greedy_of(oracle, prompt) for name, prompt in prompts.items()}
+        tokens = drain(engine)
+        assert tokens == greedy_of(oracle, prompts, tokens)
         assert engine.scheduler.num_preemptions > 0
 
 
@@ -146,14 +145,15 @@ def run_with_a_late_mask(engine: Engine, position: int) -> list[RequestOutput]:
 
 @pytest.mark.parametrize("position", [70, 75])
 def test_a_token_that_is_sampled_again_does_not_advance_the_state_twice(
-    model: Path, oracle: AutoModelForCausalLM, position: int
+    model: Path, oracle: Oracle, position: int
 ) -> None:
     engine, prompt = engine_of(model), random_tokens(70)
     request = add(engine, "late", prompt)
     outputs = run_with_a_late_mask(engine, position)
     assert (request.status, request.num_computed_tokens) == (RequestStatus.WAITING, 0)
     early = [token for output in outputs for token in output.token_ids]
-    assert early + drain(engine)["late"] == greedy_of(oracle, prompt)
+    tokens = early + drain(engine)["late"]
+    assert tokens == oracle.greedy(prompt, NUM_TOKENS, tokens)
     assert request.num_preemptions == 1
 
 
@@ -171,7 +171,7 @@ def test_a_prompt_whose_blocks_are_read_fails_if_its_mask_is_late(model: Path) -
 
 @pytest.mark.parametrize("keeps_blocks", [False, slow_case(True)])
 def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
-    model: Path, oracle: AutoModelForCausalLM, monkeypatch: pytest.MonkeyPatch, keeps_blocks: bool
+    model: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, keeps_blocks: bool
 ) -> None:
     engine, prompts = engine_of(model), {name: random_tokens(70, seed) for seed, name in enumerate("ab")}
     for name, prompt in prompts.items():
@@ -187,9 +187,9 @@ def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
         return launched
 
     monkeypatch.setattr(engine.runner, "launch", failing_late)
-    expected = {name: greedy_of(oracle, prompt) for name, prompt in prompts.items()}
     if not keeps_blocks:
-        assert drain(engine) == expected
+        tokens = drain(engine)
+        assert tokens == greedy_of(oracle, prompts, tokens)
         assert engine.scheduler.num_preemptions > 0
         return
     errors = []
@@ -205,7 +205,7 @@ def test_a_step_that_runs_out_of_memory_is_not_repeated_on_its_states(
 @pytest.mark.parametrize("is_cached", [True, False])
 @pytest.mark.slow
 def test_steps_that_run_out_of_memory_at_random_change_no_token(
-    model: Path, oracle: AutoModelForCausalLM, monkeypatch: pytest.MonkeyPatch, is_cached: bool
+    model: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, is_cached: bool
 ) -> None:
     rng, stem = random.Random(0), random_tokens(48)
     prompts = {f"p{index}": [*stem[: 16 * (index % 4)], *random_tokens(20 + index, seed=2)] for index in range(6)}
@@ -225,18 +225,20 @@ def test_steps_that_run_out_of_memory_at_random_change_no_token(
     monkeypatch.setattr(engine.runner, "launch", failing_at_random)
     for name, prompt in prompts.items():
         add(engine, name, prompt)
-    assert drain(engine) == {name: greedy_of(oracle, prompt) for name, prompt in prompts.items()}
+    tokens = drain(engine)
+    assert tokens == greedy_of(oracle, prompts, tokens)
     assert errors > 2
     assert engine.blocks.num_free == engine.blocks.num_usable
 
 
-def test_kv_in_a_block_that_held_a_state_is_not_spoiled(model: Path, oracle: AutoModelForCausalLM) -> None:
+def test_kv_in_a_block_that_held_a_state_is_not_spoiled(model: Path, oracle: Oracle) -> None:
     engine = engine_of(model)
     engine.pool.view(torch.uint8).fill_(0xFF)  # NaN in every type; the null block must stay zero
     engine.pool[0] = 0
     prompt = random_tokens(70)
     add(engine, "first", prompt)
-    assert drain(engine) == {"first": greedy_of(oracle, prompt)}
+    tokens = drain(engine)
+    assert tokens == greedy_of(oracle, {"first": prompt}, tokens)
 
 
 def test_blocks_of_tokens_to_come_do_not_spoil_others(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import uvicorn.server
 import uvloop
 
 from baton.router import shared_result
+from baton.router.text import prompt_encoder, tokenizer
+from tests.unit.router.rigs.running_router import MODEL
 
 POLL_S = 0.005
 
@@ -31,6 +33,30 @@ def short_intervals() -> Iterator[None]:
         patch.setattr(uvicorn.server, "asyncio", QuickAsyncio())
         patch.setattr(shared_result, "INTERVAL_S", POLL_S)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_tokenizer() -> Iterator[None]:
+    """The bundled model's tokenizer is read once: otherwise, that takes a third of the time of most tests."""
+    read = tokenizer.read_tokenizer
+    pretrained = read(MODEL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            tokenizer, "read_tokenizer", lambda directory: pretrained if directory == MODEL else read(directory)
+        )
+        for module, name in (
+            (tokenizer, "find_special_token_affixes"),
+            (prompt_encoder, "make_byte_pair_encoder"),
+            (prompt_encoder, "make_text_segments"),
+        ):
+            patch.setattr(module, name, _once_for(pretrained.backend_tokenizer, getattr(module, name)))
+        yield
+
+
+def _once_for(owner: object, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that does what `compute` does, once for `owner`."""
+    known = compute(owner)
+    return lambda tokenizer: known if tokenizer is owner else compute(tokenizer)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

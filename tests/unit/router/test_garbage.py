@@ -18,11 +18,14 @@ class Cycle:
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def as_in_a_new_process() -> Iterator[None]:
+    """Undo what the tests' process does at its start, and do it again."""
     thresholds = gc.get_threshold()
-    yield
     gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
+    yield
     gc.set_threshold(*thresholds)
+    gc.freeze()
 
 
 @pytest.mark.parametrize("is_idle", [True, False])

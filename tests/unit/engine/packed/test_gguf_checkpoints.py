@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from baton.engine.checkpoint.gguf.directory import checkpoint_directory
 from baton.engine.checkpoint.model_config import read_model_config
@@ -16,6 +15,7 @@ from baton.engine.engine import Engine
 from baton.engine.errors import InvalidCheckpoint
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
+from tests.oracle import greedy, load_oracle
 from tests.paged_model import PagedModel
 from tests.unit.engine.packed.gguf_writer import Type, Written, write_gguf
 from tests.unit.engine.parallel.test_tensor_parallel import ATOL, Rank0PagedModel, make_requests, mixed_steps, serve
@@ -72,7 +72,7 @@ def rigs() -> Iterator[Callable[..., TensorRig]]:
 
 
 def test_logits_and_tokens_equal_the_oracles(written: Written, model: Path) -> None:
-    oracle = AutoModelForCausalLM.from_pretrained(written.exact, attn_implementation="eager", dtype=torch.float32)
+    oracle = load_oracle(written.exact)
     prompts = {"long": random_tokens(70, 11), "short": random_tokens(9, 12)}
     for name, logits in PagedModel(model, dtype="float32").step(prompts).items():
         expected = oracle_logits(oracle, prompts[name])
@@ -80,11 +80,7 @@ def test_logits_and_tokens_equal_the_oracles(written: Written, model: Path) -> N
         torch.testing.assert_close(logits, expected, atol=3 * ATOL, rtol=0)
     outputs = PagedModel(model, dtype="float32").greedy(prompts, 24)
     for name, tokens in prompts.items():
-        ids = torch.tensor([tokens])
-        generated = oracle.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24, eos_token_id=None
-        )
-        assert outputs[name] == generated[0, len(tokens) :].tolist()
+        assert outputs[name] == greedy(oracle, tokens, 24, outputs[name])
 
 
 def test_the_config_is_that_of_the_checkpoint(written: Written, model: Path) -> None:

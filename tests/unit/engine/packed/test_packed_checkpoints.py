@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from baton.engine.checkpoint.model_config import read_model_config
 from baton.engine.checkpoint.packed.completeness import check_packed
@@ -21,6 +20,7 @@ from baton.engine.engine import Engine
 from baton.engine.errors import InvalidCheckpoint, UnsupportedModel
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
+from tests.oracle import greedy, load_oracle
 from tests.paged_model import PagedModel
 from tests.unit.engine.experts.test_expert_group import alone
 from tests.unit.engine.experts.test_expert_group import make_requests as make_group_requests
@@ -99,7 +99,7 @@ def rigs() -> Iterator[Callable[..., TensorRig]]:
 
 
 def test_logits_and_tokens_equal_the_oracles(stored: Stored) -> None:
-    oracle = AutoModelForCausalLM.from_pretrained(stored.exact, attn_implementation="eager", dtype=torch.float32)
+    oracle = load_oracle(stored.exact)
     prompts = {"long": random_tokens(70, 11), "short": random_tokens(9, 12)}
     for name, logits in PagedModel(stored.packed, dtype="float32").step(prompts).items():
         expected = oracle_logits(oracle, prompts[name])
@@ -107,11 +107,7 @@ def test_logits_and_tokens_equal_the_oracles(stored: Stored) -> None:
         torch.testing.assert_close(logits, expected, atol=ATOL, rtol=0)
     outputs = PagedModel(stored.packed, dtype="float32").greedy(prompts, 24)
     for name, tokens in prompts.items():
-        ids = torch.tensor([tokens])
-        generated = oracle.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24, eos_token_id=None
-        )
-        assert outputs[name] == generated[0, len(tokens) :].tolist()
+        assert outputs[name] == greedy(oracle, tokens, 24, outputs[name])
 
 
 def test_two_tensor_parallel_ranks_agree_with_one(stored: Stored, rigs: Callable[..., TensorRig]) -> None:
