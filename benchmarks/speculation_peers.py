@@ -68,10 +68,13 @@ class Options:
     num_drafts: int
     cores: Sequence[int]
 
+    def model(self, contestant: Contestant) -> Path:
+        """Return the checkpoint in an engine's format, converted the first time."""
+        return contestant.model(self.checkpoint, BF16, self.peers, self.directory)
+
     def start(self, contestant: Contestant, stack: ExitStack) -> Pair:
         """Load an engine twice."""
-        driver = DRIVERS.get(contestant.name, contestant.driver)
-        model = contestant.model(self.checkpoint, BF16, self.peers, self.directory)
+        driver, model = DRIVERS.get(contestant.name, contestant.driver), self.model(contestant)
         processes = []
         for num_drafts in (0, self.num_drafts):
             log = stack.enter_context((self.directory / f"{contestant.name}-{num_drafts}.log").open("w+b"))
@@ -126,7 +129,10 @@ def main(
         longest = 2 * num_tokens + 1  # a prompt has one token more
         setting = Setting("", "bf16", "bf16", len(cores), max(sizes), longest, prefix_caching=False)
         options = Options(Path(directory), peers, checkpoint, setting, num_drafts, cores)
-        pairs = [options.start(each, stack) for each in contestants_by_name(engines.split(","))]
+        contestants = contestants_by_name(engines.split(","))
+        for each in contestants:
+            options.model(each)
+        pairs = [options.start(each, stack) for each in contestants]
         measure(pairs, sizes, num_tokens, repeats, read_model_config(checkpoint).vocab_size)
     report = Report(f"Drafts of up to {num_drafts} tokens by prompt lookup, {num_tokens} tokens a request", COLUMNS)
     add_rows(report, pairs)
