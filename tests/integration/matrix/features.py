@@ -93,6 +93,7 @@ DRAFTS = (
         (Feature("draft model", {"prompt": repeated_prompt(), **GREEDY, **WHOLE}),),
         SHARDED,
         (f'--speculative-config={{"method": "draft_model", "model": "{DRAFT_MODEL}", "num_speculative_tokens": 4}}',),
+        usual_moves=(),
     ),
     ClusterSpec(
         "drafts, recurrent state",
@@ -110,6 +111,7 @@ KV_TYPES = (
         "bundled",
         (of_model("int8 KV", text_prompt(12)),),
         (*SHARDED, "--kv-cache-dtype=int8"),
+        usual_moves=(),
     ),
     ClusterSpec(
         "int4 KV",
@@ -132,6 +134,7 @@ WEIGHTS = (
         "bundled",
         (of_model("int4 weights", text_prompt(15)),),
         (*SHARDED, "--quantization=int4"),
+        usual_moves=(),
     ),
     ClusterSpec(
         "GPTQ",
