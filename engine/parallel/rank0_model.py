@@ -116,8 +116,9 @@ class Follower:
         try:
             with running_on(self._cores), computing_on(self.pool.device):
                 while True:
-                    batch = self._with_images(self._tensor.receive_broadcast())
+                    batch = self._tensor.receive_broadcast()
                     self._busy_since_s = time.monotonic()
+                    batch = self._with_images(batch)
                     with self._step:
                         self._model.forward(batch, self.pool)
                     if batch.states is not None and batch.states.drafted:

@@ -94,6 +94,7 @@ DRAFTS = (
         (Feature("draft model", {"prompt": repeated_prompt(), **GREEDY, **WHOLE}),),
         SHARDED,
         (f'--speculative-config={{"method": "draft_model", "model": "{DRAFT_MODEL}", "num_speculative_tokens": 4}}',),
+        usual_moves=(),
     ),
     ClusterSpec(
         "drafts, recurrent state",
@@ -111,6 +112,7 @@ KV_TYPES = (
         "bundled",
         (of_model("int8 KV", text_prompt(12)),),
         (*SHARDED, "--kv-cache-dtype=int8"),
+        usual_moves=(),
     ),
     ClusterSpec(
         "int4 KV",
@@ -133,6 +135,7 @@ WEIGHTS = (
         "bundled",
         (of_model("int4 weights", text_prompt(15)),),
         (*SHARDED, "--quantization=int4"),
+        usual_moves=(),
     ),
     ClusterSpec(
         "GPTQ",

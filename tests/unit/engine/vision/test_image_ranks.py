@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from baton.engine.engine import Engine
+from baton.engine.errors import GroupBroken
 from baton.engine.request import RequestId
 from tests.marks import slow_case
-from tests.unit.engine.tensor_rig import TensorRig
+from tests.unit.engine.tensor_rig import TIMEOUT_S, TensorRig
 from tests.unit.engine.vision.image_rig import PROMPTS, Prompt, engine_of, request_of, run
 from tests.vision_checkpoints import make_vision_checkpoint, prompt_of, random_image, random_text
 
@@ -110,3 +112,40 @@ def test_a_request_that_is_cancelled_in_its_image_leaves_nothing_held(
     (image,) = PROMPTS[name][1]
     assert image.start < rig.call(cancelled) < image.end
     assert rig.call(lambda engine: run(engine, [request_of(name, PROMPTS[name])])) == {name: expected[name]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_a_rank_that_is_lost_at_the_embeddings_ends_the_step_on_all(
+    rigs: Rigs, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    rig = rigs(4)
+    assert rig.engine.runner.images is not None
+
+    def die(_: Tensor) -> None:
+        rig.tensors[lost].close()  # as the end of its process does
+        rig.group.set_members(*rig.names[:lost], *rig.names[lost + 1 :])
+        raise GroupBroken("it died")
+
+    monkeypatch.setattr(rig.tensors[lost], "copy_from_rank0", die)
+    with pytest.raises(GroupBroken):
+        rig.call(lambda engine: run(engine, [request_of("one image", PROMPTS["one image"])]))
+    rig.call(lambda engine: engine.close())
+    for other in rig.ended:
+        assert isinstance(other.exception(TIMEOUT_S), GroupBroken)
+
+
+def test_the_wait_for_embeddings_counts_as_part_of_the_step(rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the watchdog ends a rank that hangs there."""
+    rig = rigs()
+    follower, turns = rig.follower(1), list[float]()
+    copy = rig.tensors[1].copy_from_rank0
+
+    def copied(x: Tensor) -> None:
+        turns.append(follower.turn_s)
+        copy(x)
+
+    monkeypatch.setattr(rig.tensors[1], "copy_from_rank0", copied)
+    rig.call(lambda engine: run(engine, [request_of("one image", PROMPTS["one image"])]))
+    assert turns
+    assert min(turns) > 0
