@@ -26,7 +26,7 @@ def recent_request(trace: RequestTrace) -> RecentRequest:
     return RecentRequest(
         id=trace.request_id,
         model=trace.model,
-        begun_at=round(trace.begun_at, 3),
+        begun_at=trace.begun_at,  # exact: it chooses among requests with the same id
         duration_s=round(root.duration_s, 4),
         ttft_s=_number(trace, "gen_ai.latency.time_to_first_token"),
         prompt_tokens=_number(trace, "gen_ai.usage.input_tokens"),

@@ -60,5 +60,6 @@ async def test_an_address_cannot_make_the_page_load_another_description() -> Non
         await page.goto(f"{router.url}/docs?url={other}&configUrl={other}&urls.primaryName=x")
         await page.get_by_text("/v1/chat/completions", exact=True).first.wait_for()
         await page.wait_for_load_state("networkidle")
+        assert await page.get_by_role("main").count() == 1
     assert loaded
     assert all(url.startswith((router.url, "data:")) for url in loaded)

@@ -189,6 +189,17 @@ def test_the_list_of_requests_with_the_same_id_is_bounded() -> None:
     assert found(kept, TimelineQuery("", "one"))["same_id_begun_at"] == times[-MAX_LISTED:]
 
 
+def test_a_recent_request_names_its_own_timeline_among_others_of_the_same_millisecond() -> None:
+    kept, traces = Timelines(9), [begun("one") for _ in range(5)]
+    for number, trace in enumerate(traces):
+        trace.root.begun_s = traces[0].root.begun_s + number / 10_000
+        trace.close()
+        kept.keep(trace)
+    times = [each.begun_at for each in kept.recent]
+    assert [found(kept, TimelineQuery("", "one", time))["begun_at"] for time in times] == times
+    assert times == [trace.begun_at for trace in traces]
+
+
 def test_a_recent_request_whose_client_left_is_marked() -> None:
     kept, gone = Timelines(9), begun("two")
     gone.note_client_gone()
