@@ -1,7 +1,7 @@
-"""Bounds for every planner: the sizes that suffice if the rate of each moment is known.
+"""An oracle to compare planners with: the smallest sizes that suffice, if the rate of each moment is known.
 
-Without start times they give the fewest GPUs; with start times, the requests that no planner without a forecast serves
-in time.
+Without start times it is a bound: no planner needs fewer GPUs. With start times it is none: a planner with larger pools
+serves more requests while replicas start.
 """
 
 from collections.abc import Sequence
