@@ -9,7 +9,9 @@ import click
 
 from benchmarks.plots.engines import engines_figure
 from benchmarks.plots.goodput import measured_figure, simulated_figure
+from benchmarks.plots.lora import lora_figure
 from benchmarks.plots.routers import routers_figure
+from benchmarks.plots.speculation import speculation_figure
 from benchmarks.plots.structured import structured_figure
 from benchmarks.plots.theme import save, use_style
 from benchmarks.plots.transfers import transfers_figure
@@ -17,9 +19,11 @@ from benchmarks.plots.weights_offload import weights_offload_figure
 
 FIGURES = {
     "engines": engines_figure,
+    "lora": lora_figure,
     "routers": routers_figure,
     "separation_measured": measured_figure,
     "separation_simulated": simulated_figure,
+    "speculation": speculation_figure,
     "structured": structured_figure,
     "transfers": transfers_figure,
     "weights_offload": weights_offload_figure,
