@@ -186,8 +186,9 @@ def _connect(path: Path, uid: int | None = None) -> int:
 
 async def test_operations_require_a_key(served: Served) -> None:
     async with served.client(None) as client:
-        for path in ("/workers", "/pools", "/metrics", "/version", "/openapi.json", "/docs"):
+        for path in ("/workers", "/pools", "/metrics", "/version", "/openapi.json"):
             assert (await client.get(path)).status_code == 401
+        assert (await client.get("/docs")).status_code == 200  # the page has nothing of this router
         assert (await client.get("/health")).status_code == 200
 
 
