@@ -1,7 +1,7 @@
 """Threads for jobs that cannot be interrupted: turns of owners, bounds, replaced threads."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import Queue
 
 import pytest
@@ -33,14 +33,21 @@ class HeldJobs:
         """Let a job end."""
         self._gates[name].set()
 
+    def release_all(self) -> None:
+        """Let all jobs end, also those that have not started."""
+        for gate in self._gates.values():
+            gate.set()
+
     def next(self) -> str:
         """Wait for the next start; returns the name of the job."""
         return self.started.get(timeout=TIMEOUT_S)[0]
 
 
 @pytest.fixture
-def jobs() -> HeldJobs:
-    return HeldJobs()
+def jobs() -> Iterator[HeldJobs]:
+    held = HeldJobs()
+    yield held
+    held.release_all()  # otherwise they would log an error during a later test
 
 
 def test_a_fault_of_a_job_ends_no_thread() -> None:
