@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -63,18 +63,26 @@ class BatonEngine:
         """Add a request between two steps of the engine's thread."""
         sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output_tokens)
         added = Request(RequestId(str(request)), list(prompt), len(prompt), sampling)
-        self._loop.call(lambda engine: engine.add(added))
+        self._loop.call(lambda engine: engine.add(added)).add_done_callback(self._report)
 
     def step(self) -> Iterable[NewTokens]:
         """Wait for the end of the next step."""
         output = self._outputs.get()
         if isinstance(output, BaseException):
             raise output
+        for each in output.outputs:
+            if each.error is not None:
+                raise each.error
         return [
             NewTokens(int(each.request_id), [sampled.token_id for sampled in each.all_sampled])
             for each in output.outputs
             if each.all_sampled
         ]
+
+    def _report(self, added: Future[None]) -> None:
+        """Let `step` raise the error of a request that the engine refuses: it would wait for its tokens."""
+        if (error := added.exception()) is not None:
+            self._outputs.put(error)
 
     def close(self) -> None:
         """End the thread."""

@@ -19,6 +19,14 @@ def lora_engine(model: Path, **options: object) -> Engine:
     return Engine(EngineConfig(model=str(model), device="cpu", **(given | options)))  # type: ignore[arg-type]
 
 
+def with_adapters(model: Path, adapters: dict[str, Path], **options: object) -> Engine:
+    """Return an engine that has loaded the adapters, by name."""
+    engine = lora_engine(model, **options)
+    for name, path in adapters.items():
+        engine.adapters.load(name, path)
+    return engine
+
+
 def random_tokens(count: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB_SIZE), k=count)
 

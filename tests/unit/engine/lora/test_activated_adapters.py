@@ -18,7 +18,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.router.adapters.adapter import DIGEST, Adapter
 from baton.router.generation import PromptHashes
 from tests.adapters import ALL_TARGETS, make_adapter
-from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run
+from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run, with_adapters
 from tests.unit.engine.speculation.draft_rig import draft_freely, option
 from tests.unit.engine.tensor_rig import TensorRig
 
@@ -46,13 +46,6 @@ def activated(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "second": make_adapter(model, directory / "2", targets, seed=2, alora_invocation_tokens=list(OTHER)),
         "plain": make_adapter(model, directory / "3", targets, seed=1),
     }
-
-
-def with_adapters(model: Path, activated: dict[str, Path], **options: object) -> Engine:
-    engine = lora_engine(model, **options)
-    for name, path in activated.items():
-        engine.adapters.load(name, path)
-    return engine
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from baton.engine.engine import Engine
 from baton.engine.errors import EngineError
 from baton.engine.lora import adaptable
 from baton.engine.lora.adaptable_layer import AdaptableExperts, AdaptableLayer
@@ -25,7 +24,7 @@ from baton.engine.lora.stacked_experts import ExpertSlots
 from tests.adapters import make_adapter, write_adapter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case, slow_except
-from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run
+from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run, with_adapters
 from tests.unit.engine.lora.test_adapter_outputs import peft_tokens
 from tests.unit.engine.tensor_rig import TensorRig
 
@@ -90,13 +89,6 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "stacked": saved_by_peft(model, directory / "stacked", "qwen3-moe"),
         "attention": make_adapter(model, directory / "attention", ["q_proj", "v_proj"], rank=8, seed=2),
     }
-
-
-def with_adapters(model: Path, adapters: dict[str, Path], **options: object) -> Engine:
-    engine = lora_engine(model, **options)
-    for name, path in adapters.items():
-        engine.adapters.load(name, path)
-    return engine
 
 
 @pytest.fixture(scope="module")

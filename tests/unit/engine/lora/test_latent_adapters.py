@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.engine import Engine
 from baton.engine.errors import InvalidAdapter
 from baton.engine.layers.head_linear import HeadLinear
 from baton.engine.layers.linear_source import LinearSource, ProjectionRows
@@ -21,7 +20,7 @@ from baton.engine.lora.stacked import StackedAdapters
 from tests.adapters import LATENT_TARGETS, make_adapter
 from tests.checkpoints import make_checkpoint
 from tests.marks import slow_case
-from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run
+from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run, with_adapters
 from tests.unit.engine.lora.test_adapter_outputs import peft_tokens
 from tests.unit.engine.lora.test_stacked_adapters import batch
 
@@ -49,13 +48,6 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "expansion": make_adapter(model, directory / "expansion", ["kv_b_proj"], rank=3, seed=2, size=0.5),
         "rescaled": make_adapter(model, directory / "rescaled", LATENT, seed=3, size=0.2, use_dora=True),
     }
-
-
-def with_adapters(model: Path, adapters: dict[str, Path], **options: object) -> Engine:
-    engine = lora_engine(model, **options)
-    for name, path in adapters.items():
-        engine.adapters.load(name, path)
-    return engine
 
 
 @pytest.fixture(scope="module")

@@ -14,19 +14,12 @@ from baton.engine.request import Request, RequestId
 from baton.engine.sampling.params import SamplingParams
 from tests.adapters import make_adapter
 from tests.marks import slow_case
-from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run
+from tests.unit.engine.lora.lora_rig import GREEDY, lora_engine, random_tokens, request, run, with_adapters
 from tests.unit.engine.speculation.draft_rig import draft_freely, option
 
 NAMES = (None, "all", "attention", "down")
 PROMPT = random_tokens(50)
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
-
-
-def with_adapters(model: Path, adapters: dict[str, Path], **options: object) -> Engine:
-    engine = lora_engine(model, **options)
-    for name, path in adapters.items():
-        engine.adapters.load(name, path)
-    return engine
 
 
 def one_of_each(prompt: Sequence[int] = PROMPT, sampling: SamplingParams = GREEDY) -> list[Request]:
