@@ -11,7 +11,7 @@ BY_DESIGN = (NOT_USED,)  # layers for which there are no such kernels
 
 
 class Fallbacks(logging.Handler):
-    """Makes each warning of an engine a note, or a failed finding if it tells of a fallback that is not by design."""
+    """Makes each warning of an engine a note, or a failed finding if it reports a fallback that is not by design."""
 
     def __init__(self, record: Record) -> None:
         super().__init__(logging.WARNING)

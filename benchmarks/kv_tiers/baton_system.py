@@ -33,7 +33,7 @@ class BatonSystem:
         self._setup = setup
         self._token_bytes = token_bytes
         self._num_tokens = 0  # of the last prompt
-        self._num_stored = 0  # of these, that were fetched
+        self._num_stored = 0  # tokens of the last prompt that were fetched
 
     async def compute_s(self, prompt: Prompt) -> float:
         """Return the TTFT of a new prompt."""

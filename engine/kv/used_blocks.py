@@ -27,7 +27,7 @@ class UsedBlock:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBlocks:
-    """Hashes of blocks that came from the fastest store below the pool."""
+    """Hashes of blocks fetched from the fastest store below the pool."""
 
     hashes: Sequence[BlockHash]
     is_only_store: bool  # there is no other store, which may lack them
@@ -70,7 +70,7 @@ class UsedBlocks:
     def note_fetched(self, fetched: FetchedBlocks) -> None:
         """Remove blocks that need not be saved: other stores, if there are any, were offered them recently.
 
-        What the only store has counts as saved just now.
+        Blocks of the only store count as saved just now.
         """
         if fetched.is_only_store:
             self._note_saved(fetched.hashes)

@@ -17,7 +17,7 @@ class VllmEngine:
     version = f"vLLM {vllm.__version__}"
 
     def __init__(self, setting: Setting, store: Mapping[str, object] | None = None) -> None:
-        """`store`: the engine's arguments for a store; default: those of its own."""
+        """`store`: the engine's arguments for a store; None: for vLLM's own KV offloading."""
         num_blocks = setting.num_kv_tokens // BLOCK_SIZE + setting.max_num_seqs + 2
         arguments = EngineArgs(
             model=setting.model,
